@@ -69,7 +69,7 @@ demo-groups: prerequisites cluster-binaries bin/helm $(IMAGES) ## let a group of
 demo-jobset: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/jobset.tar ## let the pods of a Job share two claims, and give each Job of a JobSet its own
 	@demo/jobset/demo.sh
 
-demo-kueue: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/kueue.tar ## give a team a quota of bandwidth with Kueue: a Job waits, another is suspended and resumed, and a third is refused
+demo-kueue: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/kueue.tar ## give a team a quota of bandwidth with Kueue: a Job waits, another is suspended and resumed, and a third is denied
 	@demo/kueue/demo.sh
 
 demo-addresses: prerequisites cluster-binaries bin/helm $(IMAGES) ## give the pods of a Deployment and of a StatefulSet addresses of a pool, and lose a node

@@ -161,7 +161,7 @@ func TestListen_restrictsTheDirectoryToRoot(t *testing.T) {
 	}
 }
 
-func TestServer_refusesOtherDescriptorsThanNetworkNamespaces(t *testing.T) {
+func TestServer_refusesNonNamespaceDescriptors(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("the server speaks with root only: run as root")
 	}

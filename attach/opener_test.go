@@ -67,7 +67,7 @@ func TestHook_opensPacketSocketOnRequest(t *testing.T) {
 }
 
 // A hook of an earlier release does not know Response.Packet: it reports the error.
-func TestHook_ofEarlierReleaseReportsThatPacketSocketIsMissing(t *testing.T) {
+func TestHook_earlierRelease_reportsMissingPacketSocket(t *testing.T) {
 	raw, err := json.Marshal(Response{Version: ProtocolVersion, Error: "reason", Packet: true})
 	if err != nil {
 		t.Fatal(err)

@@ -142,7 +142,7 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	}
 	if err != nil {
 		if !errors.As(err, new(*handlerError)) { // the handler logs its own errors
-			logger.Error(err, "Failed to read request of hook")
+			logger.Error(err, "Failed to read hook request")
 		}
 		response.Error = truncate(err.Error(), maxError)
 	}
@@ -150,7 +150,7 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	if err := errors.Join(conn.SetWriteDeadline(time.Now().Add(requestTimeout)), send(conn, response)); err != nil {
 		// The hook has ended, so its container does not start. The next attempt
 		// finds the share attached.
-		logger.Error(err, "Failed to answer hook")
+		logger.Error(err, "Failed to send hook response")
 	}
 }
 

@@ -197,8 +197,8 @@ func (s selectedMode) log(logger klog.Logger) {
 	detected := s.watcher != nil
 	logger.Info("Selected mode", "mode", s.mode, "detected", detected, "podGroupVersions", s.versions)
 	if detected && s.mode == mode.Bridge && len(s.versions) > 0 {
-		logger.Info("Kubernetes has PodGroups, but its version or feature gates do not let it reserve their claims; "+
-			"the controller reserves them", "podGroupVersions", s.versions)
+		logger.Info("Kubernetes cannot reserve claims of PodGroups in this version or with these feature gates; "+
+			"using bridge mode", "podGroupVersions", s.versions)
 	}
 }
 

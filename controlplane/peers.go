@@ -74,7 +74,7 @@ func (p peerAuth) requireReplica(next http.Handler) http.Handler {
 		if err := p.verify(*request.TLS); err != nil {
 			klog.FromContext(request.Context()).V(2).Info("Refused a client without the certificate of a replica",
 				"path", request.URL.Path, "address", request.RemoteAddr, "err", err)
-			http.Error(w, "only replicas of the controller may ask: "+err.Error(), http.StatusUnauthorized)
+			http.Error(w, "only controller replicas may use this endpoint: "+err.Error(), http.StatusUnauthorized)
 			return
 		}
 		next.ServeHTTP(w, request)

@@ -79,7 +79,7 @@ func awaitManager(ctx context.Context, config *rest.Config, o Options) manager.M
 		if ctx.Err() != nil {
 			return nil
 		}
-		klog.FromContext(ctx).Error(withRemedy(err), "Waiting for the API server", "server", config.Host, "delay", delay)
+		klog.FromContext(ctx).Error(withRemedy(err), "Failed to start; retrying", "server", config.Host, "delay", delay)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -161,7 +161,7 @@ func (r *readiness) check(request *http.Request) error {
 	checker := r.checker.Load()
 	switch {
 	case checker == nil:
-		return errors.New("the controller waits for the API server; its log says what is missing")
+		return errors.New("the controller has not started yet: see its log for the cause")
 	case !r.synced.Load():
 		return errors.New("the controller waits for its caches; its log says which objects it cannot list")
 	}

@@ -51,10 +51,10 @@ type deviceKey struct{ pool, device string }
 
 func deviceOf(s record.Share) deviceKey { return deviceKey{s.Pool, s.Device} }
 
-// sharesOfOtherClaims returns the shares that other claims than the one with that UID hold on the
-// devices of shares. A claim whose record is lost or cannot be read counts with the shares that are
-// attached to its pods. It returns an error if records cannot be listed, because shares of any other claim
-// may then exist.
+// sharesOfOtherClaims returns the shares that claims other than the one with that UID hold on the devices
+// of shares. A claim whose record is lost or cannot be read counts with the shares that are attached to
+// its pods. It returns an error if records cannot be listed, because shares of any other claim may then
+// exist.
 func (d *Driver) sharesOfOtherClaims(
 	ctx context.Context, uid types.UID, shares []share,
 ) (map[deviceKey][]*record.Share, error) {

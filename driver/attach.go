@@ -85,7 +85,7 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) 
 		return err
 	}
 	if s.attacher == nil {
-		return fmt.Errorf("share %s belongs to a kind of device that is not attached to pods", s.Name)
+		return fmt.Errorf("share %s: devices of this kind are not attached to pods", s.Name)
 	}
 	others, err := d.detachEndedAndList(ctx, s, r, sandbox)
 	if err != nil {
@@ -194,7 +194,7 @@ func (d *Driver) detachEndedAndList(
 	return live, nil
 }
 
-// isInEndedSandbox reports whether an attachment is in another sandbox than the given one of a pod, and either
+// isInEndedSandbox reports whether an attachment is in a sandbox other than the given one of a pod, and either
 // belongs to the same pod or no longer exists: the kernel may not have removed all of the sandbox yet.
 func isInEndedSandbox(ctx context.Context, s share, a attach.Record, pod attach.Pod, sandbox Sandbox) bool {
 	if same, err := inSandbox(a, sandbox); err != nil || same {

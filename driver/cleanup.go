@@ -44,7 +44,7 @@ func (d *Driver) cleanup(ctx context.Context) {
 	err = errors.Join(d.cleanupKinds(ctx), d.removeHooks())
 	d.removeEmptyDirs()
 	if err != nil {
-		logger.Error(err, "Failed to remove these objects from the node")
+		logger.Error(err, "Failed to clean up the node")
 		return
 	}
 	logger.Info("No prepared claims remain; restored the node's original state")

@@ -147,7 +147,7 @@ func (d *Driver) podsUsing(
 	return using, nil
 }
 
-// getPod gets a pod, or nil if it is gone.
+// getPod gets a pod, or nil if it no longer exists.
 func (d *Driver) getPod(ctx context.Context, ref attach.Pod) (*corev1.Pod, error) {
 	pod, err := d.options.Client.CoreV1().Pods(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && string(pod.UID) != ref.UID {

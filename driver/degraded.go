@@ -13,7 +13,7 @@ import (
 // and in a metric until recovered is called.
 func (d *Driver) degraded(ctx context.Context, condition, consequence string, err error) {
 	if _, logged := d.degradedLogged.LoadOrStore(condition, true); !logged {
-		klog.FromContext(ctx).Error(err, "A feature does not work", "condition", condition, "consequence", consequence)
+		klog.FromContext(ctx).Error(err, "Feature unavailable", "condition", condition, "consequence", consequence)
 	}
 	d.metrics.degraded.WithLabelValues(condition).Set(1)
 }

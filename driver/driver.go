@@ -408,7 +408,7 @@ func (d *Driver) pluginOptions(uid types.UID) []kubeletplugin.Option {
 }
 
 // errClaimBusy means that a request waited for the lock of a claim until its time was over.
-var errClaimBusy = errors.New("other pods or requests that use the claim took too long")
+var errClaimBusy = errors.New("timed out waiting for other requests for the claim")
 
 // withClaim runs f while it holds the lock of a claim. If ctx has ended, it returns the cause, because the request is
 // out of date. The error wraps errClaimBusy if ctx ended while withClaim waited for the lock.

@@ -11,8 +11,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/attach"
 )
 
-// failures remembers why attaching shares to pods failed: by share, then by pod
-// UID. It keeps an entry until attaching succeeds, or the pod or claim is gone.
+// failures remembers why attaching shares to pods failed: by share, then by pod UID. It
+// keeps an entry until attaching succeeds, or the pod or claim no longer exists.
 type failures struct {
 	mu      sync.Mutex
 	byShare map[string]map[string]failure
@@ -54,7 +54,8 @@ func (f *failures) withLast(shareName string, err error) error {
 	if !failed {
 		return err
 	}
-	return fmt.Errorf("%w; the last failure, of pod %s/%s: %s", err, last.pod.Namespace, last.pod.Name, last.message)
+	return fmt.Errorf("%w; the last request that failed was for pod %s/%s: %s",
+		err, last.pod.Namespace, last.pod.Name, last.message)
 }
 
 // remove requires f.mu.

@@ -44,11 +44,11 @@ func TestAttach_reportsWhatItWaitedFor(t *testing.T) {
 			t.Errorf("attach pod %s: got error %v, want %s", pod, err, want)
 		}
 	}
-	const waited = "other pods or requests that use the claim took too long: context deadline exceeded"
+	const waited = "timed out waiting for other requests for the claim: context deadline exceeded"
 	expect("b", waited)
 	d.failures.set("s", attach.Pod{Namespace: "default", Name: "a", UID: "a"}, errors.New("all addresses are assigned"))
 	for _, pod := range []string{"b", "c"} {
-		expect(pod, waited+"; the last failure, of pod default/a: all addresses are assigned")
+		expect(pod, waited+"; the last request that failed was for pod default/a: all addresses are assigned")
 	}
 }
 

@@ -91,17 +91,17 @@ func (gc *garbageCollector) removeDue(ctx context.Context, orphans []Orphan) (fa
 	return failed
 }
 
-// unattachedGrace is the grace period of the record of a claim that a running pod may use without an attachment that
-// shows it, such as that of an accelerator. A pod that was deleted by force may run until its
+// unattachedGrace is the grace period for claim records whose shares are not attached, such as an accelerator's: no
+// attachment record shows whether a pod still uses them. A pod that was deleted by force may run until its
 // terminationGracePeriodSeconds are over, and then the kubelet unprepares the claim. Garbage collection is only for a
 // kubelet that never does, because it has lost its state. Waiting for it is safe; collecting too early grants a device
 // to two pods.
 const unattachedGrace = 6 * time.Hour
 
-// claimRecords finds the records of claims that are gone, or allocated
-// differently, and that the kubelet never unprepared here. A claim with an
-// attachment is in use even if the API server no longer has it: a pod that was
-// deleted by force continues to run for a while and uses its grant.
+// claimRecords finds the records of claims that no longer exist, or are allocated
+// differently, and that the kubelet never unprepared here. A claim with an attachment is
+// in use even if the API server no longer has it: a pod that was deleted by force
+// continues to run for a while and uses its grant.
 func (gc *garbageCollector) claimRecords(ctx context.Context) (orphans []Orphan, failed error) {
 	d := gc.driver
 	claims, err := d.claims.List()
@@ -138,8 +138,8 @@ func (gc *garbageCollector) claimRecords(ctx context.Context) (orphans []Orphan,
 	return orphans, failed
 }
 
-// graceOf returns the grace period of the record of a claim without attachments; 0 stands for the usual one. Pods use a
-// claim only while it is prepared, and end with the boot.
+// graceOf returns the grace period of the record of a claim without attachments. 0 means Options.OrphanGrace. A pod can
+// use the claim only if it was prepared since the node booted.
 func (gc *garbageCollector) graceOf(recorded *record.Claim) time.Duration {
 	mayRun := recorded.Phase == record.Prepared && gc.driver.claims.Current(recorded)
 	isUnattached := func(s share) bool { return s.attacher == nil }
@@ -216,7 +216,7 @@ func (d *Driver) isRecorded(uid string) bool {
 	return len(attached) > 0 || err != nil
 }
 
-// metadata finds the metadata files of claims that are gone. The helper removes
+// metadata finds the metadata files of claims that no longer exist. The helper removes
 // them only when the kubelet unprepares a claim.
 func (gc *garbageCollector) metadata(context.Context) (orphans []Orphan, failed error) {
 	d := gc.driver

@@ -20,8 +20,8 @@ import (
 // The plugins may be configured differently and would otherwise undo each other's
 // work. A plugin that cannot serve what its predecessor serves does not take over.
 //
-// A plugin that has taken over holds a lock that is named after the time at which it
-// took over. The kernel releases the lock when the plugin ends, however it ends.
+// A plugin that has taken over holds a lock that is named after the time at which it took
+// over. The kernel releases the lock when its process exits, even after a crash.
 type handover struct {
 	locks    lock.Dir
 	instance string

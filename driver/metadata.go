@@ -284,7 +284,7 @@ func (d *Driver) onlyAttachmentOf(
 }
 
 // refreshMetadata is an interceptor of the helper's calls. When a claim is prepared again, the helper writes the
-// metadata without the claim's lock, and may overwrite that of an attachment which was created meanwhile. The
+// metadata without the claim's lock, and may overwrite that of an attachment which was created in that time. The
 // interceptor writes the current metadata before the call returns.
 func (d *Driver) refreshMetadata(
 	ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler,

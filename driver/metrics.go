@@ -118,7 +118,8 @@ var (
 		"1 if the device works, 0 if it does not.", []string{"kind", "device"}, nil)
 	descUnusable = prometheus.NewDesc(
 		"dra_shared_device_unusable",
-		"1 for a device that the configuration names and that the plugin cannot share. An event on the node has the cause.",
+		"1 for a device that the configuration names and that the plugin cannot share. An event on the node states the "+
+			"cause.",
 		[]string{"device"},
 		nil,
 	)

@@ -29,7 +29,7 @@ import (
 // The scheduler then finds no devices on the node. The helper has no function that sets another owner, so the
 // plugin ends, and the kubelet starts it again. Pods keep their shares.
 
-// errNodeReplaced means that the Node has another UID than the owner of the plugin's ResourceSlices.
+// errNodeReplaced means that the Node's UID differs from that of the owner of the plugin's ResourceSlices.
 var errNodeReplaced = errors.New("the plugin must start again to publish its devices for the new Node")
 
 // Time between two watches of the Node. Up to as much is added at random, because an API server that stops ends
@@ -62,7 +62,7 @@ func (d *Driver) nodeUID(ctx context.Context) types.UID {
 	defer cancel()
 	uid, err := d.readNodeUID(ctx)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to read the Node; trying again when devices are published")
+		klog.FromContext(ctx).Error(err, "Failed to read the Node; retrying when devices are published")
 	}
 	return uid
 }

@@ -33,9 +33,8 @@ type shareState struct {
 	conditions []metav1.Condition
 }
 
-// observe reads the state of a claim's shares from the kernel. From the API server, it reads
-// information that the kernel lacks: which pods are gone, and to which pods the shares will never be
-// attached.
+// observe reads the state of a claim's shares from the kernel. From the API server, it reads information
+// that the kernel lacks: which pods no longer exist, and to which pods the shares will never be attached.
 func (d *Driver) observe(ctx context.Context, claim *record.Claim) ([]shareState, error) {
 	shares := d.resolveAll(claim.Shares)
 	attachments := d.attachmentsOfClaim(ctx, claim.UID)
@@ -64,7 +63,7 @@ func (d *Driver) observe(ctx context.Context, claim *record.Claim) ([]shareState
 	return states, nil
 }
 
-// readAttachments reads the state of those attachments in all that belong to the share. It omits those that
+// readAttachments reads the state of the share's attachments among all. It omits those that
 // are being attached or detached, which would be reported as missing for a moment.
 func (s *shareState) readAttachments(ctx context.Context, all []attach.Record) error {
 	for _, a := range all {

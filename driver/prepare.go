@@ -23,8 +23,8 @@ import (
 const prepareTimeout = 30 * time.Second
 
 // errPrepareTimeout is the error of claims that got no part of prepareTimeout.
-var errPrepareTimeout = fmt.Errorf("no time left after %v for the pod's other claims: see their errors; "+
-	"the kubelet tries again", prepareTimeout)
+var errPrepareTimeout = fmt.Errorf("the pod's other claims used all of the %v for preparing: see their errors; "+
+	"the kubelet retries", prepareTimeout)
 
 // PrepareResourceClaims implements kubeletplugin.DRAPlugin. The kubelet calls it at least once per
 // claim before a pod's sandbox exists, and again after a kubelet restart, while pods are attached.
@@ -156,7 +156,7 @@ func (d *Driver) setAside(ctx context.Context, uid types.UID, reason error) erro
 		return nil
 	}
 	klog.FromContext(ctx).
-		Error(reason, "Set unreadable claim record aside; continuing with attachment records", "keptAs", aside)
+		Error(reason, "Set unreadable claim record aside; continuing with attachment records", "path", aside)
 	return nil
 }
 

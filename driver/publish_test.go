@@ -129,7 +129,8 @@ func TestPublish_refused(t *testing.T) {
 		"by RBAC for lists": {"list", forbidden(), `list the ResourceSlices of this node: resourceslices.resource.k8s.io ` +
 			`is forbidden`},
 		"by a policy": {"create", deniedByPolicy(), `create resource slice: resourceslices.resource.k8s.io is forbidden: ` +
-			`ValidatingAdmissionPolicy 'p' denied request: does an admission webhook or a ValidatingAdmissionPolicy deny it`},
+			`ValidatingAdmissionPolicy 'p' denied request: does an admission webhook or a ValidatingAdmissionPolicy, ` +
+			`such as the chart's RELEASE-slices, deny the request?`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlugin(t)

@@ -34,8 +34,8 @@ func (d *Driver) readableAttachments(ctx context.Context, selected func(*attach.
 	return attached
 }
 
-// withoutUnreadable returns err if records could not be listed, so that it is unknown which exist. It logs and drops
-// an error that means that some of the listed records are unreadable.
+// withoutUnreadable returns err if the records could not be listed. It logs and drops an error that only means that
+// some records are unreadable.
 func withoutUnreadable(ctx context.Context, err error) error {
 	if errors.Is(err, files.ErrUnlisted) {
 		return err
@@ -44,7 +44,7 @@ func withoutUnreadable(ctx context.Context, err error) error {
 	return nil
 }
 
-// logUnreadable logs err, unless it is nil. It joins an error for each record that cannot be read, with its path.
+// logUnreadable logs a non-nil err, which joins one error, with path, for each unreadable record.
 func logUnreadable(ctx context.Context, err error, keysAndValues ...any) {
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Some records are unreadable; continuing without them", keysAndValues...)

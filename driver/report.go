@@ -23,9 +23,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
-// reporter writes the state of shares to the status of their claims. It has a
-// separate queue, so that a slow API server delays no pod. It retries a claim
-// until the status is written or the claim is gone.
+// reporter writes the state of shares to the status of their claims. It has a separate
+// queue, so that a slow API server delays no pod. It retries a claim until the status is
+// written or the claim no longer exists.
 type reporter struct {
 	driver *Driver
 	queue  workqueue.TypedRateLimitingInterface[types.UID]
@@ -217,8 +217,8 @@ func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, e
 	return outcomeWritten, nil
 }
 
-// currentClaim gets the claim of a record from the API server. It returns nil
-// if the claim is gone, deallocated, or replaced by another of its name.
+// currentClaim gets the claim of a record from the API server. It returns nil if the
+// claim was deleted, deallocated, or replaced by another of its name.
 func (d *Driver) currentClaim(ctx context.Context, recorded *record.Claim) (*resourceapi.ResourceClaim, error) {
 	return d.getClaim(ctx, recorded, metav1.GetOptions{})
 }

@@ -36,8 +36,8 @@ func (d *Driver) reportRefusal(ctx context.Context, err error) bool {
 	remedy := refusalRemedy(err)
 	reason := fmt.Errorf("the API server refuses the ResourceSlices of this node: %s: %s", withoutName(err), remedy)
 	d.publication.refuse(reason)
-	d.degraded(ctx, params.DegradedSlicesRefused, "the scheduler does not know the devices of this node as they are: "+
-		remedy, err)
+	d.degraded(ctx, params.DegradedSlicesRefused,
+		"the scheduler uses an outdated list of this node's devices, or none: "+remedy, err)
 	d.warnings.warn(params.EventReasonSlicesRefused, "", reason.Error())
 	return true
 }
@@ -55,7 +55,7 @@ func isRefusal(err error) bool {
 		return false
 	case http.StatusRequestTimeout, http.StatusConflict, http.StatusGone, http.StatusTooManyRequests:
 		return false
-	case http.StatusNotFound: // if it names an object, this was deleted meanwhile
+	case http.StatusNotFound: // if it names an object, this has been deleted
 		return status.Details == nil || status.Details.Name == ""
 	}
 	return status.Code >= http.StatusBadRequest && status.Code < http.StatusInternalServerError
@@ -78,11 +78,11 @@ func refusalRemedy(err error) string {
 	case apierrors.IsNotFound(err):
 		return "does the API server serve resource.k8s.io/v1?"
 	case apierrors.IsForbidden(err):
-		return "do the plugin's ClusterRole and ClusterRoleBinding permit what those of the chart do, and does no " +
-			"admission policy or webhook deny it?"
+		return "do the plugin's ClusterRole and ClusterRoleBinding match the chart's, or does an admission policy or " +
+			"webhook deny the request?"
 	default:
-		return "does an admission webhook or a ValidatingAdmissionPolicy deny it, such as that of the chart " +
-			"(RELEASE-slices)? If not, this is a bug of the driver"
+		return "does an admission webhook or a ValidatingAdmissionPolicy, such as the chart's RELEASE-slices, deny the " +
+			"request? If not, this is a bug of the driver"
 	}
 }
 
@@ -185,6 +185,6 @@ func describeDisabled(features []string) string {
 			"feature gate DRADeviceTaints in kube-apiserver, kube-controller-manager, and kube-scheduler (on by default " +
 			"since Kubernetes 1.36)"
 	default:
-		return "shares work, but without the functions of these features"
+		return "shares work, but these features are unavailable"
 	}
 }

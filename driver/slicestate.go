@@ -102,8 +102,8 @@ func (p *publication) check() error {
 	case p.dropped != nil && p.allShared:
 		return p.dropped
 	case !p.confirmed:
-		return errors.New("the API server does not have the ResourceSlices of this node yet: if this lasts, see the log " +
-			"for why they could not be listed or written")
+		return errors.New("the API server has not stored this node's ResourceSlices yet: if this persists, the plugin's " +
+			"log states the error")
 	}
 	return nil
 }

@@ -57,7 +57,7 @@ func (pendingAttacher) Read(_ context.Context, _ record.Share, r attach.Record) 
 	return attachedTo(r.Pod.Name).State, nil
 }
 
-func TestReadAttachments_omitsThoseThatAreBeingMade(t *testing.T) {
+func TestReadAttachments_omitsPending(t *testing.T) {
 	s := shareState{share: share{Share: record.Share{Name: "x"}, attacher: pendingAttacher{}}}
 	records := []attach.Record{
 		{Share: "x", Pod: attach.Pod{Name: "pending"}},

@@ -39,7 +39,7 @@ func (e *waitError) Unwrap() error { return e.err }
 // refused returns the reason why this plugin must not replace its predecessor.
 func refused(err error) *waitError {
 	return &waitError{event: params.EventReasonHandoverRefused,
-		err: fmt.Errorf("this plugin does not take over from the one that is running: %w", err)}
+		err: fmt.Errorf("not taking over from the running plugin: %w", err)}
 }
 
 // takeOver makes this plugin the newest, which acts on the node without requests. It waits
@@ -90,7 +90,7 @@ func (d *Driver) tryTakeOver(ctx context.Context) error {
 	if len(d.handover.predecessors()) > 0 {
 		var err error
 		if published, err = d.publishedDevices(ctx); err != nil {
-			return refused(fmt.Errorf("list the devices that it serves: %w", err))
+			return refused(fmt.Errorf("list the devices of the running plugin: %w", err))
 		}
 		err = d.eachTakeoverChecker(func(c TakeoverChecker) error { return c.CheckTakeover(ctx, published) })
 		if err != nil {
@@ -109,7 +109,7 @@ func (d *Driver) tryTakeOver(ctx context.Context) error {
 			err: fmt.Errorf("containers with shares cannot start: %w", err)}
 	}
 	err := d.prepareToServe(ctx)
-	if published == nil { // no predecessor could serve meanwhile: the kubelet restarts a plugin that cannot start
+	if published == nil { // without a predecessor, no plugin serves: the kubelet restarts one that cannot start
 		return err
 	}
 	if err == nil {

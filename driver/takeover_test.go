@@ -95,7 +95,7 @@ func wantFailure(err error, text string) error {
 		return fmt.Errorf("got no error, want one with %q", text)
 	}
 	if !strings.Contains(err.Error(), text) {
-		return fmt.Errorf("got another error than one with %q: %w", text, err)
+		return fmt.Errorf("got an error without %q: %w", text, err)
 	}
 	return nil
 }
@@ -439,7 +439,7 @@ func TestHook_formerRemoved(t *testing.T) {
 			t.Errorf("former hook exists: %t; the spec names it: %t", exists, got)
 		}
 		if got := strings.Contains(named, own); got == exists {
-			t.Errorf("former hook exists: %t; the spec names the present one: %t", exists, got)
+			t.Errorf("former hook exists: %t; the spec names the current one: %t", exists, got)
 		}
 	}
 	p.unprepare(claim)

@@ -20,7 +20,7 @@ type arrival struct {
 	last     frames
 	sent     direction
 	received direction
-	// strays is how many frames that the NIC sent came to another queue than that of their class, which dropped them,
+	// strays is how many frames that the NIC sent came to a queue other than that of their class, which dropped them,
 	// since no program kept frames from their queue.
 	strays uint64
 }
@@ -31,7 +31,7 @@ type frames struct {
 	at        time.Time
 	// members is how many members the NIC has if it is a bond.
 	members int
-	// strays is how many frames came to another queue than that of their class.
+	// strays is how many frames came to a queue other than that of their class.
 	strays uint64
 }
 

@@ -89,10 +89,10 @@ type Blocking int
 // Values of Blocking.
 const (
 	// BlockIfChanged blocks the link while its pod has changed it so that it could receive
-	// the frames of others.
+	// other pods' frames.
 	BlockIfChanged Blocking = iota
 	// BlockAsBefore blocks the link while its pod has changed it so that it could receive
-	// the frames of others, and keeps a blocked link blocked.
+	// other pods' frames, and keeps a blocked link blocked.
 	BlockAsBefore
 	// BlockAlways blocks the link.
 	BlockAlways

@@ -162,7 +162,7 @@ func (s *macvlanState) parseParameters(attrs []byte) {
 	}
 }
 
-// violation describes a change by which an attachment could receive the frames of others, given all
+// violation describes a change by which an attachment could receive other pods' frames, given all
 // macvlans in its pod's namespace; "" if there is none. link is the link of the attachment, or nil if it
 // is not among them.
 func violation(a Attachment, macvlans []macvlanState) (text string, link *macvlanState) {
@@ -193,9 +193,9 @@ func (n *Node) Guard(a Attachment) error {
 	return err
 }
 
-// guard blocks the link of an attachment if its pod changed it in a way that lets it
-// receive the frames of others or delay their broadcasts, or if Attachment.Blocking asks for it, and
-// unblocks it otherwise. It returns a description of the pod's change, or "". It does nothing without
+// guard blocks the link of an attachment if its pod changed it in a way that lets it receive other
+// pods' frames or delay their broadcasts, or if Attachment.Blocking asks for it, and unblocks it
+// otherwise. It returns a description of the pod's change, or "". It does nothing without
 // enforcement.
 func (n *Node) guard(a Attachment) (text string, err error) {
 	n.guarding.Lock()
@@ -219,7 +219,7 @@ func (n *Node) guard(a Attachment) (text string, err error) {
 	}
 	takes := text != ""
 	if takes {
-		text += ", with which it could receive the frames of others"
+		text += ", with which it could receive other pods' frames"
 	} else {
 		text = longQueue(a, macvlans)
 	}
@@ -309,7 +309,7 @@ func (n *Node) macvlans(nsid int) (found []macvlanState, err error) {
 	return found, nil
 }
 
-// A pod could alternate between a link that takes the frames of others and harmless ones, and
+// A pod could alternate between a link that takes other pods' frames and harmless ones, and
 // receive them each time until it is detected. So a NIC stays guarded for some time after the
 // last such link. The time doubles with each repetition.
 const (

@@ -76,8 +76,8 @@ func pciFunctionOf(device string) string {
 // the NICs of one function.
 var firstPort = regexp.MustCompile(`^p[0-9]+$`)
 
-// port returns NIC.Port for the values of dev_port and phys_port_name in sysfs.
-// Only representors and split ports have other names than p<N>, such as pf0vf1.
+// port returns NIC.Port for the values of dev_port and phys_port_name in sysfs. Only
+// representors and split ports have names other than p<N>, such as pf0vf1.
 func port(number int, name string) string {
 	switch {
 	case name != "" && !firstPort.MatchString(name):

@@ -132,7 +132,7 @@ func (n *Node) inspect(nic managedNIC) (now inspection, err error) {
 	if nic.Policy.Guarded {
 		interval = verifyGuardedInterval
 	}
-	// All of them, because the programs forget addresses when a pod has used thousands of others meanwhile.
+	// All of them, because the programs forget addresses when a pod then uses thousands of others.
 	if err := n.classifier.NoteImitated(nic.Index, now.suspects.sorted()); err != nil {
 		return now, err
 	}

@@ -132,7 +132,7 @@ func nodeAddresses(c NICConfig) (addresses []netip.Addr, err error) {
 	return slices.Compact(addresses), nil
 }
 
-// isHeldOnAllNICs reports whether no link of a NIC may use an address if the node has it on another link than the
+// isHeldOnAllNICs reports whether no link of a NIC may use an address if the node has it on a link other than the
 // NIC. Other networks can have the same link-local addresses. The network may permit an address to all links, as
 // that of a router to which the node and pods belong.
 func isHeldOnAllNICs(a netip.Addr, p classify.Policy) bool {

@@ -135,7 +135,7 @@ func (i *Inventory) List() ([]NIC, error) {
 }
 
 // Uplinks returns the names of the links that a default route depends on, or has depended on since the Inventory was
-// created or before, in order; see NIC.Uplink. Some may not exist at present.
+// created or before, in order; see NIC.Uplink. Some may currently not exist.
 func (i *Inventory) Uplinks() []string {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -33,7 +33,7 @@ type hop struct {
 }
 
 // parseMainRoute parses the payload of an event or a dump. ok is false if the route is not in the main table, or is an
-// entry of a cache. With onlyDefault, it is also false for other routes than default routes.
+// entry of a cache. With onlyDefault, it is also false for routes other than default routes.
 func parseMainRoute(payload []byte, onlyDefault bool) (r mainRoute, ok bool) {
 	if len(payload) < unix.SizeofRtMsg {
 		return r, false

@@ -55,7 +55,7 @@ type Node struct {
 	gateways    map[int][]netip.Addr // those of SetGateways, by interface index
 	// keepingRoutes are the NICs for which keepRoutes was called, by interface index.
 	keepingRoutes map[int]bool
-	displaced     map[LinkKey]Attachment // those whose links are not up with their address; see setGuarded
+	displaced     map[LinkKey]Attachment // attachments whose link is down or has another MAC address; see setGuarded
 	detachedAt    map[LinkKey]time.Time  // when links were detached; see detachGracePeriod
 	changes       uint64                 // number of changes of displaced and detachedAt
 	detached      uint64                 // number of links that were detached
@@ -67,7 +67,7 @@ type managedNIC struct {
 	NICConfig
 	ifb     int           // index of the IFB device; 0 without Enforce
 	trees   shape.Trees   // of the NIC and the IFB device
-	oneTree error         // why QueuePerShare is not in force; nil if it is, or is not wanted
+	oneTree error         // reason why QueuePerShare is not applied; nil if it is applied or not requested
 	hairpin shape.Hairpin // zero before the first link that needs it
 }
 
@@ -89,7 +89,7 @@ type NICConfig struct {
 	TrustMAC bool
 	// QueuePerShare gives each transmit queue a separate HTB qdisc, and each share a home queue, if
 	// the NIC has several queues and the kernel steers frames to them. Shares then do not borrow. A
-	// change takes effect on a NIC with shares only after its last share is gone.
+	// change takes effect on a NIC with shares only after its last share is released.
 	QueuePerShare bool
 	// Policy is the NIC's treatment of frames that do not carry the identity of their
 	// sender. Manage adds to Policy.NodeAddresses, and sets Policy.Guarded and

@@ -30,7 +30,7 @@ type LinkState struct {
 	// exist.
 	Send, Receive *shape.Rates
 	// Blocked is the reason why the link is blocked; "" if it is not. The pod changed the link so
-	// that it could receive the frames of others, or delay their broadcasts.
+	// that it could receive other pods' frames, or delay their broadcasts.
 	Blocked string
 	// Audited reports whether frames without the identity of the link pass,
 	// because an earlier release attached it.
@@ -45,9 +45,9 @@ type LinkState struct {
 }
 
 // ReadAndGuard returns the current state of a link. If the link does not exist, it
-// returns the zero LinkState and no error. It blocks a link that its pod changed so
-// that it could receive the frames of others, or delay their broadcasts, and unblocks
-// it after the pod reverted that.
+// returns the zero LinkState and no error. It blocks a link that its pod changed so that
+// it could receive other pods' frames, or delay their broadcasts, and unblocks it after
+// the pod reverted that.
 func (n *Node) ReadAndGuard(a Attachment) (LinkState, error) {
 	link, err := n.linkOf(a)
 	if err != nil {

@@ -18,13 +18,13 @@ import (
 )
 
 // errNotSteered means that frames may not come to the queue of their class.
-var errNotSteered = errors.New("other programs may end the processing of a frame before its queue is chosen")
+var errNotSteered = errors.New("other programs run before the driver's queue filter and may stop processing of a frame")
 
 // steering is the result of trying whether the kernel steers frames to the queue of their class.
 type steering struct{ err error }
 
-// Trees returns the Trees of a NIC. oneTree is the reason why NICConfig.QueuePerShare is not in
-// force; nil if it is in force or not wanted.
+// Trees returns the Trees of a NIC. oneTree is the reason why NICConfig.QueuePerShare is not applied; nil if it is
+// applied or not requested.
 func (n *Node) Trees(index int) (t shape.Trees, oneTree error) {
 	m, enforced := n.enforcedNIC(index)
 	if !enforced {
@@ -49,7 +49,8 @@ func (n *Node) trees(c NICConfig, old shape.Trees, known bool) (t shape.Trees, o
 	case err != nil || !hasShares:
 		return wanted, oneTree, err
 	case inUse == shape.OneTree && wanted != shape.OneTree:
-		return inUse, fmt.Errorf("%s has shares from before: it gets a queue per share when it has none", c.Name), nil
+		return inUse, fmt.Errorf(
+			"%s has shares that use one queue: shaping changes when the last of them is released", c.Name), nil
 	case inUse == shape.OneTree:
 		return inUse, oneTree, nil
 	}

@@ -135,7 +135,7 @@ func (n *Node) watchOthers(ctx context.Context, w *rtnl.NamespaceWatcher, report
 			return nil
 		case <-time.After(pause):
 		}
-		// A new socket has none of the events that the kernel queued meanwhile.
+		// A new socket has none of the events that the kernel queued before it was opened.
 		if w, err = rtnl.WatchNamespaces(); err != nil {
 			return err
 		}

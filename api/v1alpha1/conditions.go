@@ -43,7 +43,7 @@ const (
 	// ReasonLinkGone (False) means that a link no longer exists in its pod.
 	ReasonLinkGone = "LinkGone"
 	// ReasonDuplicateAddress (False) means that another host on the network has an
-	// address of a link. The message has the host's MAC address.
+	// address of a link. The message contains the host's MAC address.
 	ReasonDuplicateAddress = "DuplicateAddress"
 	// ReasonAddressLost (False) means that a link uses an address that the node no longer
 	// owns, because its AddressBlock was deleted. Another node may use the address. With
@@ -58,12 +58,12 @@ const (
 	// ReasonDeviceGone (False) means that the device is missing from the node or
 	// from the driver's configuration.
 	ReasonDeviceGone = "DeviceGone"
-	// ReasonDeviceChanged (False) means that a node that an accelerator had when the claim was
-	// prepared no longer exists, or belongs to another device. Containers of the claim still get
-	// it: delete the pods of the claim.
+	// ReasonDeviceChanged (False) means that a device node of the accelerator no longer exists
+	// or now belongs to another device. Containers of the claim still get the old device node:
+	// delete the pods of the claim.
 	ReasonDeviceChanged = "DeviceChanged"
-	// ReasonDeviceUnusable (False) means that the device is configured and on the
-	// node, but the plugin cannot share it. The message has the cause and the remedy.
+	// ReasonDeviceUnusable (False) means that the device is configured and on the node,
+	// but the plugin cannot share it. The message states the cause and the remedy.
 	ReasonDeviceUnusable = "DeviceUnusable"
 	// ReasonHookNotRun (False) means that a container that references the claim
 	// runs, but its runtime did not run the hook, so that nothing is attached.
@@ -123,7 +123,7 @@ const (
 	// program that checks frames.
 	ReasonIdentityUnsupported = "Unsupported"
 	// ReasonLinkBlocked (False) means that the pod changed its link so that it could
-	// receive the frames of others, or delay their broadcasts. The link is blocked until
+	// receive other pods' frames, or delay their broadcasts. The link is blocked until
 	// that is reverted.
 	ReasonLinkBlocked = "LinkBlocked"
 )
@@ -175,16 +175,16 @@ const (
 	// EventReasonDeviceUsable (Normal, on the node) means that the plugin can share the device
 	// again.
 	EventReasonDeviceUsable = "DeviceUsable"
-	// EventReasonLinksHidden (Warning, on the node) means that a NIC accepts MAC addresses of no link
-	// that the node sees. Either pods have hidden links from the node, so that they could receive the
-	// frames of others, or programs with CAP_NET_RAW have added addresses to the links of their pods. All
-	// pods of the NIC see random source MAC addresses until EventReasonLinksVisible.
+	// EventReasonLinksHidden (Warning, on the node) means that a NIC accepts MAC addresses of no link that
+	// the node sees. Either pods have hidden links from the node, so that they could receive the other
+	// pods' frames, or programs with CAP_NET_RAW have added addresses to the links of their pods. All pods
+	// of the NIC see random source MAC addresses until EventReasonLinksVisible.
 	EventReasonLinksHidden = "LinksHidden"
 	// EventReasonLinksVisible (Normal, on the node) means that the pods of a NIC see source MAC
 	// addresses again.
 	EventReasonLinksVisible = "LinksVisible"
 	// EventReasonLinksRefused (Warning, on the node) means that a shared NIC carries the frames of links of the
-	// node that have another MAC address than the NIC, such as a bridge for virtual machines on a VLAN of the NIC.
+	// node whose MAC address differs from the NIC's, such as a bridge for virtual machines on a VLAN of the NIC.
 	// The checks of identity drop these frames.
 	EventReasonLinksRefused = "LinksRefused"
 	// EventReasonLinksAllowed (Normal, on the node) means that EventReasonLinksRefused no longer applies.

@@ -78,7 +78,7 @@ func DecodeAs[T Parameters](raw []byte) (T, error) {
 	got, ok := parameters.(T)
 	if !ok {
 		return want, fmt.Errorf("kind: %q: the device takes %q: "+
-			"name the requests that each is for, in the field requests of the configuration", parameters.kind(), want.kind())
+			"list the matching requests in the field `requests` of each configuration", parameters.kind(), want.kind())
 	}
 	return got, nil
 }

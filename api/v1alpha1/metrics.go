@@ -94,7 +94,7 @@ const (
 	// KernelCheckARPSender means that the classifier knows which network namespace ARP comes from.
 	KernelCheckARPSender = "ARPSender"
 	// KernelCheckSenderLists means that the classifier hides senders from macvlans that list them (mode source): such a
-	// link would receive frames of others, or keep them from all others.
+	// link would receive other pods' frames, or keep them from all others.
 	KernelCheckSenderLists = "SenderLists"
 	// KernelCheckTCX means that the classifier runs before the programs that other owners have
 	// attached to the NIC.

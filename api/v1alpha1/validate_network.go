@@ -58,7 +58,7 @@ func (a *NetworkAttachment) Validate() field.ErrorList {
 	return a.validate(len(a.AddressPools) > 0 || len(a.DHCP) > 0)
 }
 
-// validate is Validate. assigned reports whether the link may have other addresses than those of the parameters, in
+// validate is Validate. assigned reports whether the link may have addresses other than those of the parameters, in
 // whose subnets gateways may be.
 func (a *NetworkAttachment) validate(assigned bool) (errs field.ErrorList) {
 	errs = append(errs, validateInterfaceName(a.InterfaceName, field.NewPath("interfaceName"))...)

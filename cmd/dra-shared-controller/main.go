@@ -85,7 +85,7 @@ func (f *flags) addGeneral(p *pflag.FlagSet) {
 			"if empty, they remain after the controller is removed")
 	p.StringVar(&f.HealthAddress, "health-address", ":8081", "host:port to serve /healthz and /readyz on")
 	p.StringVar(&f.MetricsAddress, "metrics-address", "",
-		"host:port to serve Prometheus metrics on, at /metrics; if empty or 0, the controller serves none")
+		"host:port to serve Prometheus metrics on, at /metrics; if empty or 0, metrics are disabled")
 }
 
 // addFeatures adds the flags of optional features.
@@ -98,7 +98,7 @@ func (f *flags) addFeatures(p *pflag.FlagSet) {
 		"generate claims for the replicas of StatefulSets and LeaderWorkerSets whose pod templates have the annotation "+
 			"scheduling.dra-shared.dev/replica-claims")
 	p.BoolVar(&f.Kueue, "kueue", false,
-		"refuse workloads of Kueue whose pods share claims that it would charge wrongly or never admit")
+		"deny workloads of Kueue whose pods share claims that it would charge wrongly or never admit")
 	p.StringSliceVar(&f.KueueDeviceClasses, "kueue-device-classes", nil,
 		"DeviceClasses that Kueue charges by its deviceClassMappings, separated by commas")
 	p.BoolVar(&f.EndpointSlices, "endpoint-slices", false,

@@ -99,11 +99,11 @@ func (f *flags) add(p *pflag.FlagSet) {
 	p.StringVar(&f.kubeconfig, "kubeconfig", "", "path of a kubeconfig file; default: the pod's service account")
 	p.StringVar(&f.hookSource, "hook", "/bin/dra-shared-hook", "path of the hook to install")
 	p.StringVar(&f.metricsAddress, "metrics-address", "",
-		"host:port to serve Prometheus metrics on, at /metrics; if empty, the plugin serves none")
+		"host:port to serve Prometheus metrics on, at /metrics; if empty, metrics are disabled")
 	p.StringVar(&f.opener, "namespace-opener", "",
 		"path of the unix socket of a process that opens sockets in the network namespaces of pods, to renew leases of "+
-			"DHCP servers (dra-shared-hook open-namespaces); default: claims cannot lease addresses")
-	p.BoolVar(&f.pprof, "pprof", false, "also serve Go's profiles at /debug/pprof, to every client that reaches the port")
+			"DHCP servers (dra-shared-hook open-namespaces); if empty, claims cannot lease addresses")
+	p.BoolVar(&f.pprof, "pprof", false, "also serve Go's profiles at /debug/pprof, without authentication")
 	p.DurationVar(&f.OrphanGrace, "orphan-grace", time.Minute,
 		"time for which an object must have been an orphan before the plugin removes it")
 }
@@ -119,8 +119,8 @@ func (f *flags) addNodePaths(p *pflag.FlagSet) {
 		"directory on the node for the hook, the same inside and outside of the container; default: below the plugin's "+
 			"directory")
 	p.StringVar(&f.nodeMounts, "node-mounts", "",
-		"file with the mounts of the node, its /proc/1/mountinfo; default: the plugin does not notice if the node mounts "+
-			"the directory of the hook noexec")
+		"file with the mounts of the node, its /proc/1/mountinfo; if empty, the plugin does not detect that the hook's "+
+			"directory is mounted noexec")
 	p.StringVar(&f.sysfs, "sysfs", "/sys", "mount point of the node's sysfs")
 	p.StringVar(&f.procfs, "procfs", "/proc", "mount point of the node's procfs")
 	p.StringVar(&f.devfs, "devfs", "/dev", "mount point of the node's /dev")

@@ -17,7 +17,7 @@ import (
 func dropPerfmon(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	if err := capability.Drop(unix.CAP_PERFMON); err != nil {
-		logger.Error(err, "Failed to drop CAP_PERFMON; the plugin continues with it")
+		logger.Error(err, "Failed to drop CAP_PERFMON; continuing with the capability")
 		return
 	}
 	logger.V(2).Info("Dropped CAP_PERFMON")

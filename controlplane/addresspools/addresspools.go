@@ -212,7 +212,7 @@ func Status(
 	}
 	if pool.IsShort(unassigned(pool, blocks)) {
 		setCondition(&status, network.ConditionShort, true, network.ReasonAssigned, fmt.Sprintf(
-			"nodes have %s of %s addresses, and return those that they do not use", assigned, total), now)
+			"%s of %s addresses are assigned to nodes, including addresses that they do not use", assigned, total), now)
 	} else {
 		setCondition(&status, network.ConditionShort, false, network.ReasonAvailable,
 			"the pool has addresses for further blocks", now)

@@ -44,12 +44,12 @@ func (r *Reconciler) takeFromNode(ctx context.Context, b *network.AddressBlock) 
 	if err := r.Client.Patch(ctx, updated, patch); err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Took the address that a pod keeps from a lost node", "block", b.Name,
+	klog.FromContext(ctx).Info("Released the kept address of a pod from its lost node", "block", b.Name,
 		"node", b.Spec.Node, "addressPool", b.Spec.Pool, "pod", klog.KRef(b.Spec.Namespace, b.Spec.Pod))
 	return nil
 }
 
-// returnKept deletes the blocks that pods keep and no node has if the StatefulSet is gone.
+// returnKept deletes the blocks that pods keep and no node has if the StatefulSet no longer exists.
 func (r *Reconciler) returnKept(ctx context.Context, blocks []network.AddressBlock) error {
 	for i := range blocks {
 		b := &blocks[i]

@@ -240,7 +240,7 @@ func (p *Pods) annotatedPodGroup(ctx context.Context, key types.NamespacedName) 
 		return nil, fmt.Errorf("look up PodGroup %q: %w", key.Name, err)
 	case group.DeletionTimestamp != nil:
 		return nil, denied(reasonPodGroupTerminating, "PodGroup %q is being deleted and accepts no more pods: "+
-			"wait until it is gone, then create it again", key.Name)
+			"wait until it is deleted, then create it again", key.Name)
 	}
 	return &group, nil
 }
@@ -298,7 +298,7 @@ func warnWithoutPodGroup(pod *corev1.Pod, name string, known bool) []string {
 	}
 	return []string{fmt.Sprintf("%s: no PodGroup %q of %s exists in namespace %q: "+
 		"if the pod is to share its claims, delete it, create the PodGroup, and create the pod again; "+
-		"with the annotation %s instead of the field, admission refuses pods before their PodGroup exists",
+		"with the annotation %s instead of the field, admission denies pods before their PodGroup exists",
 		fieldOfPodGroup, name, scheduling.GroupVersion, pod.Namespace, scheduling.GroupAnnotation)}
 }
 

@@ -517,7 +517,7 @@ func TestPods_inTwoPodGroupsOfOneName(t *testing.T) {
 	}
 }
 
-func TestPods_deniesAnotherPriorityThanThatOfTheNativePodGroup(t *testing.T) {
+func TestPods_deniesPriorityDifferentFromNativePodGroup(t *testing.T) {
 	for priority, want := range map[int]string{
 		1000: "",
 		0: `spec.priorityClassName: "" has priority 0, but the pods of PodGroup "prior" have priority 1000, ` +

@@ -31,7 +31,7 @@ const (
 	reasonPriorityDiffers denialReason = "PriorityDiffers"
 	// reasonSchedulerDiffers means that one scheduler must schedule the pods of one PodGroup of Kubernetes.
 	reasonSchedulerDiffers denialReason = "SchedulerDiffers"
-	// reasonConflict means that the pod is to share the claims of two owners.
+	// reasonConflict means that the pod requests the claims of two owners.
 	reasonConflict denialReason = "Conflict"
 	// reasonAnnotationDiffers means that the annotation of a pod or a template differs from that of its owner.
 	reasonAnnotationDiffers denialReason = "AnnotationDiffers"

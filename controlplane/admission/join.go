@@ -97,7 +97,7 @@ func (j *joiner) markMember(pod *corev1.Pod, sharded bool) {
 	}
 }
 
-// addGate adds the gate to a pod, unless annotations disable gates, or the pod is for another scheduler than
+// addGate adds the gate to a pod, unless annotations disable gates, or the pod is for a scheduler other than
 // that of Kubernetes: with a gang scheduler the pods would deadlock, because the scheduler waits for all
 // pods, and the gate for the first one to be bound.
 func addGate(pod *corev1.Pod, annotations map[string]string) {

@@ -128,7 +128,7 @@ func (l *LeadingReplica) ask(ctx context.Context, q shardQuestion) (int, error) 
 	shard, err := l.askAt(ctx, address, q)
 	gone := errors.Is(err, syscall.ECONNREFUSED) || l.Clock.Since(renewed) > renewalTimeout
 	if err != nil && !errors.As(err, new(*deniedError)) && gone {
-		klog.FromContext(ctx).Info("The leading replica does not answer; this replica assigns a pod to a claim",
+		klog.FromContext(ctx).Info("Leading replica did not respond; assigning pod locally",
 			"claim", klog.KRef(q.Namespace, q.Claim), "address", address, "err", err)
 		return 0, errAssignLocally
 	}

@@ -94,7 +94,7 @@ func TestShards_asksTheLeadingReplica(t *testing.T) {
 		},
 		{
 			name: "the leading replica is not ready", holder: "other_uid_" + serve(NewShards(clock)),
-			err: "503 Service Unavailable: the existing pods have not been counted yet",
+			err: "503 Service Unavailable: the controller has just started and has not listed the pods yet",
 		},
 		{
 			name: "the leading replica was replaced", holder: "other_uid_" + strings.TrimPrefix(stopped.URL, "https://"),

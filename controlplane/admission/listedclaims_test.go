@@ -150,7 +150,7 @@ func TestListedClaims_Handle_denies(t *testing.T) {
 			path + "[0].spec.devices.config[0].opaque.parameters"},
 		{"a spec of a user without the right", "guest", "", job("[" + inline + "]"),
 			`user "guest" may not create ResourceClaims in namespace "ns"`},
-		{"a Job of a JobSet by another user than its controller", "guest", "",
+		{"a Job of a JobSet by a user other than its controller", "guest", "",
 			ownedBy(job("["+inline+"]"), "jobset.x-k8s.io/v1alpha2", "JobSet", "7"),
 			`user "guest" may not create ResourceClaims`},
 		{"a Job of a JobSet that has another annotation", "jobset-controller", "",
@@ -401,7 +401,7 @@ func TestPods_ofJobs_getNoGateForOtherSchedulers(t *testing.T) {
 	}
 }
 
-func TestPods_deniesPodsThatAreNotOfTheJob(t *testing.T) {
+func TestPods_deniesPodsOfOtherOwners(t *testing.T) {
 	valid := podOfJob(t, "", "")
 	inGroup := podOfJob(t, ", scheduling.dra-shared.dev/pod-group: group", "")
 	for name, tc := range map[string]struct{ pod, want string }{

@@ -19,7 +19,7 @@ import (
 )
 
 // Kubernetes' scheduler schedules no pod of a PodGroup whose pods differ in one of these fields.
-func TestPods_requiresOneSchedulingOfTheNativePodGroup(t *testing.T) {
+func TestPods_requiresSameSchedulingInNativePodGroup(t *testing.T) {
 	const (
 		early = "early" // has no native PodGroup yet
 		prior = "prior" // has one of priority 1000

@@ -83,7 +83,7 @@ func (p *Parameters) refusal(a alternative, parameters v1alpha1.Parameters, path
 		return nil
 	case kind != want:
 		return field.Forbidden(path.Child("kind"), fmt.Sprintf("%s: request %q has the DeviceClass %s, whose devices take "+
-			"%s: name the requests that the parameters are for in the field requests of the configuration",
+			"%s: list the matching requests in the field `requests` of each configuration",
 			kind, a.name, a.class, want))
 	case isNetwork && attachment.AdminLink && !a.adminAccess:
 		return field.Forbidden(path.Child("adminLink"), fmt.Sprintf("true: request %q does not have adminAccess and gets a "+

@@ -18,7 +18,7 @@ import (
 
 // The webhook denies what the plugin rejects for every device; the tests of both
 // share one set of cases.
-func TestParameters_deniesWhatThePluginRejects(t *testing.T) {
+func TestParameters_deniesInvalidParameters(t *testing.T) {
 	raw, err := os.ReadFile("../../api/v1alpha1/testdata/wrong.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestParameters_deniesWhatThePluginRejects(t *testing.T) {
 }
 
 // The webhook denies parameters that the chart's DeviceClass of a request does not take.
-func TestParameters_deniesWhatTheDeviceClassDoesNotTake(t *testing.T) {
+func TestParameters_deniesKindOfOtherDeviceClass(t *testing.T) {
 	const (
 		nic         = `exactly: {deviceClassName: nic.dra-shared.dev}`
 		accelerator = `exactly: {deviceClassName: accelerator.dra-shared.dev}`
@@ -78,7 +78,7 @@ func TestParameters_deniesWhatTheDeviceClassDoesNotTake(t *testing.T) {
 		{"a link of a NIC", nic, "", `kind: NetworkAttachment`, ""},
 		{"parameters of an accelerator for a NIC", nic, "", `kind: AcceleratorShare`,
 			`parameters.kind: Forbidden: AcceleratorShare: request "r" has the DeviceClass nic.dra-shared.dev, ` +
-				`whose devices take NetworkAttachment: name the requests`},
+				`whose devices take NetworkAttachment: list the matching requests`},
 		{"parameters of a NIC for an accelerator", accelerator, "r", `kind: NetworkAttachment`,
 			`request "r" has the DeviceClass accelerator.dra-shared.dev, whose devices take AcceleratorShare`},
 		{"parameters of an accelerator for a fabric", `exactly: {deviceClassName: fabric.dra-shared.dev}`, "",

@@ -23,11 +23,11 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// Queues is the webhook for workloads that Kueue admits (label kueue.x-k8s.io/queue-name)
-// and whose pods share claims. It denies workloads that Kueue would charge wrongly: Kueue
-// charges each reference to a ResourceClaimTemplate once for each pod, and does not charge
-// claims that annotations list. It also denies workloads whose pods Kueue would never admit:
-// for Deployments, StatefulSets, and LeaderWorkerSets, Kueue admits each pod, and refuses pods
+// Queues is the webhook for workloads that Kueue admits (label kueue.x-k8s.io/queue-name) and
+// whose pods share claims. It denies workloads that Kueue would charge wrongly: Kueue charges
+// each reference to a ResourceClaimTemplate once for each pod, and does not charge claims that
+// annotations list. It also denies workloads whose pods Kueue would never admit: for
+// Deployments, StatefulSets, and LeaderWorkerSets, Kueue admits each pod, and refuses pods
 // that reference claims by name, as pods with shared claims do.
 type Queues struct {
 	// APIReader reads PodGroups and templates from the API server.

@@ -71,7 +71,7 @@ func NewShards(c clock.PassiveClock) *Shards {
 // being created by the admission request, and counts the pod except in a dry run.
 func (s *Shards) assignLocally(q shardQuestion) (int, error) {
 	if !s.synced() {
-		return 0, errors.New("the existing pods have not been counted yet; try again")
+		return 0, errors.New("the controller has just started and has not listed the pods yet; retry")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,8 +79,8 @@ func (s *Shards) assignLocally(q shardQuestion) (int, error) {
 		s.expirePending()
 	}
 	if s.isFull(q.Namespace) {
-		return 0, fmt.Errorf("%d pods were admitted and not created within %s, %d of them in namespace %q; try again",
-			s.waiting, pendingTimeout, s.waits[q.Namespace], q.Namespace)
+		return 0, fmt.Errorf("%d pods were admitted in the last %s and are not created yet, %d of them in "+
+			"namespace %q; retry", s.waiting, pendingTimeout, s.waits[q.Namespace], q.Namespace)
 	}
 	for shard := range claims.MaxShards {
 		claim := types.NamespacedName{Namespace: q.Namespace, Name: claims.NameOfShard(q.Claim, shard)}

@@ -219,48 +219,51 @@ func describe(c Change) string {
 }
 
 func TestReservationChange(t *testing.T) {
-	unbound := func(name string) Pod { return Pod{Name: name, UID: types.UID(name)} }
-	bound := func(name string) Pod { return Pod{Name: name, UID: types.UID(name), Bound: true} }
-	gated := func(name string) Pod { return Pod{Name: name, UID: types.UID(name), Gated: true, AwaitsEntry: true} }
-	queued := Pod{Name: "q", UID: "q", Gated: true} // behind the gate of another controller
-	stuck := Pod{Name: "s", UID: "s", Unschedulable: true}
-	terminal := Pod{Name: "e", UID: "e", Bound: true, Terminal: true}
+	unbound := func(name string) PodState { return PodState{Name: name, UID: types.UID(name)} }
+	bound := func(name string) PodState { return PodState{Name: name, UID: types.UID(name), Bound: true} }
+	gated := func(name string) PodState {
+		return PodState{Name: name, UID: types.UID(name), Gated: true, AwaitsEntry: true}
+	}
+	queued := PodState{Name: "q", UID: "q", Gated: true} // behind the gate of another controller
+	stuck := PodState{Name: "s", UID: "s", Unschedulable: true}
+	terminal := PodState{Name: "e", UID: "e", Bound: true, Terminal: true}
 	allocated := func(entries ...string) *resourceapi.ResourceClaim { return reserved(true, false, entries...) }
 	generated := allocated("s")
 	generated.OwnerReferences = []metav1.OwnerReference{{UID: "group", Controller: ptr.To(true)}}
 	for _, tc := range []struct {
 		name   string
 		claim  *resourceapi.ResourceClaim
-		pods   []Pod
+		pods   []PodState
 		native bool
 		want   string // as describe returns it
 	}{
-		{"the claim is not allocated", reserved(false, false), []Pod{gated("a")}, false, ""},
-		{"the claim is being deleted", reserved(true, true, "a"), []Pod{bound("a")}, false, ""},
-		{"no pod is bound: the scheduler may deallocate", allocated("a"), []Pod{unbound("a")}, false, ""},
-		{"the first pod is bound", allocated("a"), []Pod{bound("a")}, false, "+group"},
-		{"held, and a pod is bound", allocated("a", "group"), []Pod{bound("a")}, false, ""},
+		{"the claim is not allocated", reserved(false, false), []PodState{gated("a")}, false, ""},
+		{"the claim is being deleted", reserved(true, true, "a"), []PodState{bound("a")}, false, ""},
+		{"no pod is bound: the scheduler may deallocate", allocated("a"), []PodState{unbound("a")}, false, ""},
+		{"the first pod is bound", allocated("a"), []PodState{bound("a")}, false, "+group"},
+		{"held, and a pod is bound", allocated("a", "group"), []PodState{bound("a")}, false, ""},
 		{"held, and all pods are deleted", allocated("group"), nil, false, ""},
-		{"held, and all pods are terminal", allocated("group"), []Pod{terminal}, false, ""},
-		{"not held, and all pods are terminal", allocated(), []Pod{terminal}, false, ""},
-		{"held, and the only pod is unschedulable", allocated("group"), []Pod{stuck}, false, "-group!"},
-		{"held, one pod is unschedulable and one bound", allocated("group", "a"), []Pod{stuck, bound("a")}, false, ""},
-		{"held, one pod is unschedulable and one not tried", allocated("group"), []Pod{stuck, unbound("a")}, false, ""},
+		{"held, and all pods are terminal", allocated("group"), []PodState{terminal}, false, ""},
+		{"not held, and all pods are terminal", allocated(), []PodState{terminal}, false, ""},
+		{"held, and the only pod is unschedulable", allocated("group"), []PodState{stuck}, false, "-group!"},
+		{"held, one pod is unschedulable and one bound", allocated("group", "a"), []PodState{stuck, bound("a")}, false, ""},
+		{"held, one pod is unschedulable and one not tried", allocated("group"), []PodState{stuck, unbound("a")}, false, ""},
 		{"held, and all pods that may be scheduled are unschedulable", allocated("group", "s", "b"),
-			[]Pod{stuck, gated("b"), gated("c"), queued}, false, "-group-s-b!"},
-		{"generated, and a waiting pod has an entry", generated, []Pod{stuck, gated("b")}, false, "-s!"},
-		{"by name, and a waiting pod has an entry", allocated("s"), []Pod{stuck}, false, ""},
-		{"a pod waits behind the gate of another controller", allocated("a"), []Pod{bound("a"), queued}, false, "+group"},
-		{"pods wait behind the gate", allocated("a"), []Pod{bound("a"), gated("b"), gated("c")}, false, "+group+b+c"},
-		{"the leader has its entry and no node yet", allocated("a"), []Pod{unbound("a"), gated("b")}, false, ""},
-		{"native: the cluster holds the claim", allocated("native", "group"), []Pod{bound("a")}, true, "-group!"},
-		{"native: a pod still waits behind the gate", allocated("native"), []Pod{gated("a")}, true, "+a"},
-		{"native: before the first pod", allocated("a", "group"), []Pod{bound("a")}, true, ""},
+			[]PodState{stuck, gated("b"), gated("c"), queued}, false, "-group-s-b!"},
+		{"generated, and a waiting pod has an entry", generated, []PodState{stuck, gated("b")}, false, "-s!"},
+		{"by name, and a waiting pod has an entry", allocated("s"), []PodState{stuck}, false, ""},
+		{"a pod waits behind the gate of another controller", allocated("a"),
+			[]PodState{bound("a"), queued}, false, "+group"},
+		{"pods wait behind the gate", allocated("a"), []PodState{bound("a"), gated("b"), gated("c")}, false, "+group+b+c"},
+		{"the leader has its entry and no node yet", allocated("a"), []PodState{unbound("a"), gated("b")}, false, ""},
+		{"native: the cluster holds the claim", allocated("native", "group"), []PodState{bound("a")}, true, "-group!"},
+		{"native: a pod still waits behind the gate", allocated("native"), []PodState{gated("a")}, true, "+a"},
+		{"native: before the first pod", allocated("a", "group"), []PodState{bound("a")}, true, ""},
 		{"back in bridge mode: pods need entries again", allocated("native"),
-			[]Pod{bound("a"), bound("b"), terminal}, false, "+group+a+b-native"},
+			[]PodState{bound("a"), bound("b"), terminal}, false, "+group+a+b-native"},
 		{"back in bridge mode, without pods", allocated("native"), nil, false, "+group-native"},
 		{"back in bridge mode, and held", allocated("native", "group", "a"),
-			[]Pod{bound("a"), bound("b")}, false, "+b-native"},
+			[]PodState{bound("a"), bound("b")}, false, "+b-native"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := ReservationChange(tc.claim, job("group", "group"), tc.pods, ReservationOptions{Native: tc.native})
@@ -275,17 +278,18 @@ func TestReservationChange(t *testing.T) {
 }
 
 func TestReservationChange_keepsDevicesOfPodsThatUseOtherClaims(t *testing.T) {
-	stuck := Pod{Name: "s", UID: "s", Unschedulable: true}
+	stuck := PodState{Name: "s", UID: "s", Unschedulable: true}
 	held := reserved(true, false, "group")
-	if c := ReservationChange(held, job("group", "group"), []Pod{stuck}, ReservationOptions{Pinned: true}); !c.Empty() {
+	c := ReservationChange(held, job("group", "group"), []PodState{stuck}, ReservationOptions{Pinned: true})
+	if !c.Empty() {
 		t.Errorf("change of the reservation: got %q, want none", describe(c))
 	}
 }
 
 func TestReservationChange_respectsTheLimitOfTheAPI(t *testing.T) {
-	pods := []Pod{{Name: "leader", UID: "leader", Bound: true}}
+	pods := []PodState{{Name: "leader", UID: "leader", Bound: true}}
 	for i := range 400 {
-		pods = append(pods, Pod{Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i)), Gated: true, AwaitsEntry: true})
+		pods = append(pods, PodState{Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i)), Gated: true, AwaitsEntry: true})
 	}
 	for _, tc := range []struct {
 		name  string

@@ -19,8 +19,8 @@ import (
 // owner. The API limits status.reservedFor to ResourceClaimReservedForMaxSize entries.
 const MaxPods = resourceapi.ResourceClaimReservedForMaxSize - 1
 
-// Pod is the state of a pod that determines its entry in the claims that it uses.
-type Pod struct {
+// PodState is the state of a pod that determines its entry in the claims that it uses.
+type PodState struct {
 	Name string
 	UID  types.UID
 	// Bound pods have a node.
@@ -38,13 +38,13 @@ type Pod struct {
 	Unschedulable bool
 }
 
-// UserOf returns the state of a pod.
-func UserOf(pod *corev1.Pod) Pod {
+// PodStateOf returns the state of a pod.
+func PodStateOf(pod *corev1.Pod) PodState {
 	gates := pod.Spec.SchedulingGates
 	hasForeignGate := slices.ContainsFunc(gates, func(g corev1.PodSchedulingGate) bool {
 		return g.Name != scheduling.ReservedGate
 	})
-	return Pod{
+	return PodState{
 		Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "",
 		Terminal: podstatus.IsTerminal(pod), Terminating: pod.DeletionTimestamp != nil,
 		Gated: len(gates) > 0, AwaitsEntry: len(gates) > 0 && !hasForeignGate,
@@ -52,7 +52,7 @@ func UserOf(pod *corev1.Pod) Pod {
 	}
 }
 
-func (p Pod) reference() resourceapi.ResourceClaimConsumerReference {
+func (p PodState) reference() resourceapi.ResourceClaimConsumerReference {
 	return resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: p.Name, UID: p.UID}
 }
 
@@ -130,24 +130,24 @@ type ReservationOptions struct {
 // their entries only when another pod is bound. The owner's entry and those of waiting
 // pods are removed when none of the pods is bound any more and the scheduler finds no
 // node for the pods that it may schedule.
-func ReservationChange(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, o ReservationOptions) Change {
+func ReservationChange(claim *resourceapi.ResourceClaim, owner Owner, pods []PodState, o ReservationOptions) Change {
 	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
 		return Change{}
 	}
-	r := reservation{claim: claim, owner: owner, bound: slices.ContainsFunc(pods, Pod.IsRunning)}
+	r := reservation{claim: claim, owner: owner, bound: slices.ContainsFunc(pods, PodState.IsRunning)}
 	r.goal = r.chooseGoal(pods, o)
 	desired := r.desiredOwnerEntries()
 	own := IsReservedFor(claim, owner.UID) || IsGeneratedFor(claim, owner.UID)
-	if r.goal == letReallocate && own {
+	if r.goal == allowReallocation && own {
 		desired = slices.DeleteFunc(desired, func(e resourceapi.ResourceClaimConsumerReference) bool {
-			return slices.ContainsFunc(pods, func(p Pod) bool { return p.UID == e.UID && p.Waits() })
+			return slices.ContainsFunc(pods, func(p PodState) bool { return p.UID == e.UID && p.Waits() })
 		})
 	}
-	if r.goal != letReallocate {
+	if r.goal != allowReallocation {
 		desired = append(desired, r.missingPodEntries(pods, r.room(desired))...)
 	}
 	change := diff(claim.Status.ReservedFor, desired)
-	if r.goal == leaveToCluster || r.goal == letReallocate {
+	if r.goal == deferToNative || r.goal == allowReallocation {
 		// The owner's entry is removed only if the state that permits the removal is still current.
 		change.Precondition = len(change.Remove) > 0
 	}
@@ -162,16 +162,16 @@ const (
 	keepOwnerEntry goal = iota
 	// holdClaim adds the owner's entry.
 	holdClaim
-	// leaveToCluster removes the owner's entry, because the entry of Kubernetes' PodGroup already
+	// deferToNative removes the owner's entry, because the entry of Kubernetes' PodGroup already
 	// holds the claim.
-	leaveToCluster
-	// takeOverFromCluster replaces the entry of Kubernetes' PodGroup with the owner's,
+	deferToNative
+	// replaceNativeEntry replaces the entry of Kubernetes' PodGroup with the owner's,
 	// because the cluster has left native mode. Kubernetes does not remove its entry
 	// then, and the kubelet no longer accepts it in place of the pods' own entries.
-	takeOverFromCluster
-	// letReallocate removes the owner's entry and those of waiting pods, so that the
+	replaceNativeEntry
+	// allowReallocation removes the owner's entry and those of waiting pods, so that the
 	// scheduler can deallocate the claim and choose other devices.
-	letReallocate
+	allowReallocation
 )
 
 // reservation computes the entries that one claim should have.
@@ -182,29 +182,29 @@ type reservation struct {
 	bound bool // a pod of the owner that uses the claim is bound
 }
 
-func (r reservation) chooseGoal(pods []Pod, o ReservationOptions) goal {
-	heldByCluster := r.isHeldByCluster()
+func (r reservation) chooseGoal(pods []PodState, o ReservationOptions) goal {
+	heldByNative := r.isHeldByNative()
 	switch {
-	case heldByCluster && o.Native:
-		return leaveToCluster
-	case heldByCluster:
-		return takeOverFromCluster
+	case heldByNative && o.Native:
+		return deferToNative
+	case heldByNative:
+		return replaceNativeEntry
 	case r.bound:
 		return holdClaim
 	case !o.Pinned && IsStuck(pods):
-		return letReallocate
+		return allowReallocation
 	}
 	return keepOwnerEntry
 }
 
-func (r reservation) isHeldByCluster() bool {
-	return slices.ContainsFunc(r.claim.Status.ReservedFor, r.isClusterEntry)
+func (r reservation) isHeldByNative() bool {
+	return slices.ContainsFunc(r.claim.Status.ReservedFor, r.isNativeEntryOfOwner)
 }
 
 // IsStuck reports whether the scheduler finds no node for any pod that it may schedule, and there
 // is such a pod. A pod that it has not tried cannot be distinguished from one for which it is about
 // to find a node: the claim must not change for either.
-func IsStuck(pods []Pod) bool {
+func IsStuck(pods []PodState) bool {
 	rejected := false
 	for _, p := range pods {
 		switch {
@@ -219,15 +219,15 @@ func IsStuck(pods []Pod) bool {
 }
 
 // IsRunning reports whether the pod has a node and has not ended.
-func (p Pod) IsRunning() bool { return p.Bound && !p.Terminal }
+func (p PodState) IsRunning() bool { return p.Bound && !p.Terminal }
 
 // Waits reports whether the pod has no node, and the scheduler is not about to choose
 // one.
-func (p Pod) Waits() bool { return !p.Bound && !p.Terminal && (p.Gated || p.Unschedulable) }
+func (p PodState) Waits() bool { return !p.Bound && !p.Terminal && (p.Gated || p.Unschedulable) }
 
-// isClusterEntry reports whether the entry is for Kubernetes' PodGroup that
+// isNativeEntryOfOwner reports whether the entry is for Kubernetes' PodGroup that
 // corresponds to the owner.
-func (r reservation) isClusterEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
+func (r reservation) isNativeEntryOfOwner(entry resourceapi.ResourceClaimConsumerReference) bool {
 	return IsNativePodGroup(entry) && entry.Name == r.owner.Name
 }
 
@@ -236,15 +236,15 @@ func (r reservation) isClusterEntry(entry resourceapi.ResourceClaimConsumerRefer
 func (r reservation) desiredOwnerEntries() []resourceapi.ResourceClaimConsumerReference {
 	desired := slices.Clone(r.claim.Status.ReservedFor)
 	switch r.goal {
-	case leaveToCluster, letReallocate:
+	case deferToNative, allowReallocation:
 		removed := EntriesToRemove(r.claim, func(e resourceapi.ResourceClaimConsumerReference) bool {
 			return e.UID == r.owner.UID
 		})
 		return slices.DeleteFunc(desired, func(e resourceapi.ResourceClaimConsumerReference) bool {
 			return slices.Contains(removed, e.UID)
 		})
-	case takeOverFromCluster:
-		desired = slices.DeleteFunc(desired, r.isClusterEntry)
+	case replaceNativeEntry:
+		desired = slices.DeleteFunc(desired, r.isNativeEntryOfOwner)
 	case keepOwnerEntry:
 		return desired
 	case holdClaim:
@@ -267,10 +267,10 @@ func (r reservation) room(desired []resourceapi.ResourceClaimConsumerReference) 
 
 // missingPodEntries returns at most room entries for pods that need one: pods behind
 // the driver's gate, and pods that run without an entry because Kubernetes' PodGroup had one.
-func (r reservation) missingPodEntries(pods []Pod, room int) []resourceapi.ResourceClaimConsumerReference {
+func (r reservation) missingPodEntries(pods []PodState, room int) []resourceapi.ResourceClaimConsumerReference {
 	var missing []resourceapi.ResourceClaimConsumerReference
 	for _, p := range pods {
-		needsEntry := p.AwaitsEntry && (r.bound || r.isHeldByCluster()) || p.Bound && r.goal == takeOverFromCluster
+		needsEntry := p.AwaitsEntry && (r.bound || r.isHeldByNative()) || p.Bound && r.goal == replaceNativeEntry
 		if p.Terminal || !needsEntry || IsReservedFor(r.claim, p.UID) {
 			continue
 		}
@@ -336,7 +336,7 @@ func EntriesToRemove(
 	return append(holders, terminal...)
 }
 
-// ReleaseChange returns the change that releases a claim whose holder is gone. The
+// ReleaseChange returns the change that releases a claim whose holder no longer exists. The
 // caller passes the UIDs of Kubernetes' entries for the holder if Kubernetes does not
 // remove them because its feature gates are off.
 //

@@ -34,7 +34,7 @@ func anySelects(selectors []resourceapi.DeviceSelector, driver, kind, own string
 }
 
 // AnySelectsDriver reports whether one of the selectors selects devices of the driver: it has the name of the driver in
-// another comparison than one that excludes it. Like selectsKind, it examines the tokens.
+// a comparison other than one that excludes it. Like selectsKind, it examines the tokens.
 func AnySelectsDriver(selectors []resourceapi.DeviceSelector, driver string) bool {
 	const isDriver = `device \. driver = = `
 	name := regexp.QuoteMeta(strconv.Quote(driver))

@@ -41,7 +41,7 @@ import (
 const MaxTerminalPods = MaxPods - 128
 
 // terminalPodEntry returns the controller's entry for a terminal pod.
-func terminalPodEntry(p Pod) resourceapi.ResourceClaimConsumerReference {
+func terminalPodEntry(p PodState) resourceapi.ResourceClaimConsumerReference {
 	return resourceapi.ResourceClaimConsumerReference{
 		APIGroup: scheduling.GroupName, Resource: "pods", Name: p.Name, UID: p.UID,
 	}
@@ -56,7 +56,7 @@ func IsTerminalPodEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
 // claim: terminal pods get an entry of the controller, up to maxTerminal of them, and the
 // entries of deleted pods, given by their UIDs, are removed.
 func StaleEntriesChange(
-	claim *resourceapi.ResourceClaim, pods []Pod, deleted []types.UID, maxTerminal int,
+	claim *resourceapi.ResourceClaim, pods []PodState, deleted []types.UID, maxTerminal int,
 ) Change {
 	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
 		return Change{}
@@ -75,7 +75,7 @@ func StaleEntriesChange(
 // missingTerminalEntries returns the entries to add for terminal pods. used is the
 // number of entries that the claim keeps.
 func missingTerminalEntries(
-	claim *resourceapi.ResourceClaim, pods []Pod, used, maxTerminal int,
+	claim *resourceapi.ResourceClaim, pods []PodState, used, maxTerminal int,
 ) []resourceapi.ResourceClaimConsumerReference {
 	done := map[types.UID]bool{}
 	for _, e := range claim.Status.ReservedFor {
@@ -116,7 +116,7 @@ type PodLookup struct {
 // PodsUsing returns pods that use the claim, by its name or through a template: all
 // of them if the cluster leaves stale entries, otherwise only the terminal ones. The
 // API server may answer from its watch cache.
-func (l PodLookup) PodsUsing(ctx context.Context, claim *resourceapi.ResourceClaim) ([]Pod, error) {
+func (l PodLookup) PodsUsing(ctx context.Context, claim *resourceapi.ResourceClaim) ([]PodState, error) {
 	selector := terminalPods
 	if l.ClusterLeavesStaleEntries {
 		selector = fields.Everything()
@@ -128,13 +128,13 @@ func (l PodLookup) PodsUsing(ctx context.Context, claim *resourceapi.ResourceCla
 	if err != nil {
 		return nil, fmt.Errorf("list pods of namespace %s: %w", claim.Namespace, err)
 	}
-	var users []Pod
+	var users []PodState
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		if len(claimref.Entries(pod, claim.Name)) == 0 {
 			continue
 		}
-		users = append(users, UserOf(pod))
+		users = append(users, PodStateOf(pod))
 	}
 	return users, nil
 }
@@ -167,11 +167,11 @@ func (l PodLookup) EntriesToCheck(claim *resourceapi.ResourceClaim) []resourceap
 // asks the API server about all pods except known ones, which the caller has just
 // read.
 func (l PodLookup) DeletedPods(
-	ctx context.Context, claim *resourceapi.ResourceClaim, known []Pod,
+	ctx context.Context, claim *resourceapi.ResourceClaim, known []PodState,
 ) ([]types.UID, error) {
 	var deleted []types.UID
 	for _, e := range l.EntriesToCheck(claim) {
-		if slices.ContainsFunc(known, func(p Pod) bool { return p.UID == e.UID }) {
+		if slices.ContainsFunc(known, func(p PodState) bool { return p.UID == e.UID }) {
 			continue
 		}
 		var pod corev1.Pod

@@ -26,7 +26,8 @@ import (
 // withTerminal adds entries of the controller for terminal pods to the claim.
 func withTerminal(claim *resourceapi.ResourceClaim, names ...string) *resourceapi.ResourceClaim {
 	for _, name := range names {
-		claim.Status.ReservedFor = append(claim.Status.ReservedFor, terminalPodEntry(Pod{Name: name, UID: types.UID(name)}))
+		entry := terminalPodEntry(PodState{Name: name, UID: types.UID(name)})
+		claim.Status.ReservedFor = append(claim.Status.ReservedFor, entry)
 	}
 	return claim
 }
@@ -41,42 +42,42 @@ func full(name string) *resourceapi.ResourceClaim {
 }
 
 func TestStaleEntriesChange(t *testing.T) {
-	terminal := func(name string) Pod {
-		return Pod{Name: name, UID: types.UID(name), Bound: true, Terminal: true}
+	terminal := func(name string) PodState {
+		return PodState{Name: name, UID: types.UID(name), Bound: true, Terminal: true}
 	}
-	running := func(name string) Pod { return Pod{Name: name, UID: types.UID(name), Bound: true} }
-	neverBound := Pod{Name: "a", UID: "a", Terminal: true}
-	terminating := Pod{Name: "a", UID: "a", Bound: true, Terminal: true, Terminating: true}
+	running := func(name string) PodState { return PodState{Name: name, UID: types.UID(name), Bound: true} }
+	neverBound := PodState{Name: "a", UID: "a", Terminal: true}
+	terminating := PodState{Name: "a", UID: "a", Bound: true, Terminal: true, Terminating: true}
 	held := func(pods ...string) *resourceapi.ResourceClaim {
 		return reserved(true, false, append([]string{"group"}, pods...)...)
 	}
 	for _, tc := range []struct {
 		name        string
 		claim       *resourceapi.ResourceClaim
-		pods        []Pod
+		pods        []PodState
 		deleted     []types.UID
 		maxTerminal int
 		want        string // +added -removed
 	}{
-		{"all pods run", held("a"), []Pod{running("a")}, nil, 9, ""},
-		{"one pod is terminal", held("a", "b"), []Pod{terminal("a"), running("b")}, nil, 9, "+a"},
-		{"Kubernetes has removed the entry already", held(), []Pod{terminal("a")}, nil, 9, "+a"},
-		{"the terminal pod has the controller's entry", withTerminal(held(), "a"), []Pod{terminal("a")}, nil, 9, ""},
-		{"the terminal pod never had a node", held(), []Pod{neverBound}, nil, 9, ""},
-		{"the terminal pod is being deleted", held(), []Pod{terminating}, nil, 9, ""},
+		{"all pods run", held("a"), []PodState{running("a")}, nil, 9, ""},
+		{"one pod is terminal", held("a", "b"), []PodState{terminal("a"), running("b")}, nil, 9, "+a"},
+		{"Kubernetes has removed the entry already", held(), []PodState{terminal("a")}, nil, 9, "+a"},
+		{"the terminal pod has the controller's entry", withTerminal(held(), "a"), []PodState{terminal("a")}, nil, 9, ""},
+		{"the terminal pod never had a node", held(), []PodState{neverBound}, nil, 9, ""},
+		{"the terminal pod is being deleted", held(), []PodState{terminating}, nil, 9, ""},
 		{"the pod of the controller's entry is deleted", withTerminal(held(), "a"), nil, []types.UID{"a"}, 9, "-a"},
 		{"the pods of all entries are deleted", withTerminal(reserved(true, false), "a"), nil,
 			[]types.UID{"a"}, 9, "deallocate"},
-		{"one pod is deleted and one is terminal", withTerminal(held(), "a"), []Pod{terminal("b")},
+		{"one pod is deleted and one is terminal", withTerminal(held(), "a"), []PodState{terminal("b")},
 			[]types.UID{"a"}, 9, "+b-a"},
 		{"more terminal pods than permitted", withTerminal(held(), "a"),
-			[]Pod{terminal("a"), terminal("b"), terminal("c")}, nil, 2, "+b"},
-		{"the pod is listed twice", held(), []Pod{terminal("a"), terminal("a")}, nil, 9, "+a"},
-		{"the claim is full: only a pod with an entry", full("a"), []Pod{terminal("b"), terminal("a")}, nil, 9, "+a"},
-		{"the claim is full and one pod is deleted", full("a"), []Pod{terminal("b"), terminal("c")},
+			[]PodState{terminal("a"), terminal("b"), terminal("c")}, nil, 2, "+b"},
+		{"the pod is listed twice", held(), []PodState{terminal("a"), terminal("a")}, nil, 9, "+a"},
+		{"the claim is full: only a pod with an entry", full("a"), []PodState{terminal("b"), terminal("a")}, nil, 9, "+a"},
+		{"the claim is full and one pod is deleted", full("a"), []PodState{terminal("b"), terminal("c")},
 			[]types.UID{"0"}, 9, "+b-0"},
-		{"the claim is not allocated", reserved(false, false), []Pod{terminal("a")}, nil, 9, ""},
-		{"the claim is being deleted", reserved(true, true, "group", "a"), []Pod{terminal("a")}, nil, 9, ""},
+		{"the claim is not allocated", reserved(false, false), []PodState{terminal("a")}, nil, 9, ""},
+		{"the claim is being deleted", reserved(true, true, "group", "a"), []PodState{terminal("a")}, nil, 9, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := StaleEntriesChange(tc.claim, tc.pods, tc.deleted, tc.maxTerminal)
@@ -122,7 +123,7 @@ func TestEntriesToRemove_withTerminalPods(t *testing.T) {
 	expectRemoved("the object that the annotation names holds the claim",
 		ReleaseChange(claim, "group", true), "group")
 
-	stuck := []Pod{{Name: "s", UID: "s", Unschedulable: true}}
+	stuck := []PodState{{Name: "s", UID: "s", Unschedulable: true}}
 	expectRemoved("a pod is unschedulable and no other is bound",
 		ReservationChange(withTerminal(reserved(true, false, "group"), "a"), job("group", "group"), stuck,
 			ReservationOptions{}),
@@ -135,7 +136,7 @@ func TestPodLookup_DeletedPods(t *testing.T) {
 	}
 	reader := crfake.NewClientBuilder().WithScheme(clientscheme.Scheme).
 		WithObjects(pod("running", "running"), pod("replaced", "another")).Build()
-	deletedPods := func(leavesStale bool, claim *resourceapi.ResourceClaim, known ...Pod) []types.UID {
+	deletedPods := func(leavesStale bool, claim *resourceapi.ResourceClaim, known ...PodState) []types.UID {
 		t.Helper()
 		claim.Namespace = "ns"
 		lookup := PodLookup{APIReader: reader, ClusterLeavesStaleEntries: leavesStale}
@@ -147,7 +148,7 @@ func TestPodLookup_DeletedPods(t *testing.T) {
 	}
 	held := withTerminal(reserved(true, false, "group", "running", "replaced", "deleted", "known"), "terminal", "over")
 	for leavesStale, want := range map[bool][]types.UID{true: {"replaced", "deleted", "over"}, false: {"over"}} {
-		got := deletedPods(leavesStale, held, Pod{UID: "known"}, Pod{UID: "terminal"})
+		got := deletedPods(leavesStale, held, PodState{UID: "known"}, PodState{UID: "terminal"})
 		if !slices.Equal(got, want) {
 			t.Errorf("deleted pods if the cluster leaves stale entries (%t): got %v, want %v", leavesStale, got, want)
 		}

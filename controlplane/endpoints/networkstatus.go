@@ -123,7 +123,7 @@ func (r *StatusReconciler) Reconcile(ctx context.Context, req ctrl.Request) (res
 }
 
 // annotationOf returns the annotation with the links, and with the entries of other networks in the
-// present annotation. It returns the present annotation if there is nothing to change.
+// current annotation. It returns the current annotation if there is nothing to change.
 func annotationOf(present string, links []link, driver string) (string, error) {
 	var others, own []json.RawMessage
 	if present != "" {

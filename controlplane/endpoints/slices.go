@@ -99,7 +99,7 @@ type sliceWrite struct {
 	slice *discoveryv1.EndpointSlice
 }
 
-// diffSlices returns the writes that turn the present slices of a Service into the wanted ones. Deletions come last.
+// diffSlices returns the writes that turn the current slices of a Service into the wanted ones. Deletions come last.
 func diffSlices(present, wanted []*discoveryv1.EndpointSlice) (writes []sliceWrite) {
 	unwanted := slices.Clone(present)
 	for _, w := range wanted {

@@ -47,8 +47,9 @@ const (
 	// scheduler would reject all pods, one after the other, and pods without the gate
 	// write the claim one by one when the device is available again.
 	maxRejectedLeaders = 3
-	// leaderInterval is the time from the last rejection until one more pod becomes leader then. Only some of the
-	// pods may be impossible to schedule, for example because of their other requests.
+	// leaderInterval is the delay after the last rejection before another pod becomes the leader, once
+	// maxRejectedLeaders are reached. Only some of the pods may be impossible to schedule, for example because of their
+	// other requests.
 	leaderInterval = time.Minute
 )
 
@@ -67,8 +68,8 @@ func hasForeignGate(pod *corev1.Pod) bool {
 }
 
 // ungatePods removes the driver's gate from the pods that the scheduler may schedule now, and from all pods if the
-// annotation gates disables it: admission added the gate before that. It sets g.gateProblem if the API server refuses
-// that.
+// annotation gates disables gating; those pods were admitted before the annotation was set. It sets g.gateProblem if
+// the API server refuses a write.
 func (r *Reconciler) ungatePods(ctx context.Context, g *group) error {
 	var writes errgroup.Group
 	writes.SetLimit(maxConcurrentUngates)
@@ -91,8 +92,8 @@ func (r *Reconciler) ungatePods(ctx context.Context, g *group) error {
 	}
 	err := writes.Wait()
 	if claims.IsRefused(err) {
-		g.gateProblem = fmt.Errorf("the API server refuses to %w; "+
-			"change the webhook or the policy that the error names, or the pod waits forever", err)
+		g.gateProblem = fmt.Errorf("the API server refused the write: %w: "+
+			"change the webhook or policy that the error names; until then the pod stays gated", err)
 	}
 	return err
 }
@@ -242,8 +243,8 @@ func stalledMessage(s *sharedClaim, l *leadership) string {
 	for _, pod := range l.rejected {
 		names = append(names, pod.Name)
 	}
-	return fmt.Sprintf("the scheduler finds no node for %d pods that use claim %s (%s): see their events; the others "+
-		"wait behind the gate %s, and one more of them tries each minute", len(names), s.Name, abbreviate(names),
+	return fmt.Sprintf("the scheduler found no node for %d pods that use claim %s (%s): see their events; "+
+		"the controller releases one more pod from the gate %s each minute", len(names), s.Name, abbreviate(names),
 		scheduling.ReservedGate)
 }
 

@@ -113,7 +113,7 @@ func (r *JobReconciler) reconcileJob(
 	return r.serve(ctx, g)
 }
 
-// runsElsewhere reports whether another controller than Kubernetes' own creates the pods of the Job,
+// runsElsewhere reports whether a controller other than Kubernetes' own creates the pods of the Job,
 // and has created none in this cluster, such as that of MultiKueue, which lets a copy of the Job run
 // in another cluster. A claim in this cluster would have no user.
 func runsElsewhere(job *batchv1.Job, g *group) bool {
@@ -130,10 +130,9 @@ func hasEnded(job *batchv1.Job) bool {
 	})
 }
 
-// suspend releases the devices of a suspended Job, whose pods Kubernetes deletes. The
-// claims stay, so that pods of the resumed Job can use them at once: while the last pods
-// end, they are still allocated. Other shards than the primary one are deleted with their last pods; until
-// then, they use its devices.
+// suspend releases the devices of a suspended Job, whose pods Kubernetes deletes. The claims stay, so that
+// pods of the resumed Job can use them at once: while the last pods end, they are still allocated. Shards
+// other than the primary one are deleted with their last pods; until then, they use its devices.
 func (r *JobReconciler) suspend(ctx context.Context, g *group) error {
 	var errs error
 	for _, s := range g.sharedClaims {

@@ -54,7 +54,7 @@ func (r *Reconciler) ensureNativePodGroup(ctx context.Context, g *group) error {
 	err = r.Client.Create(ctx, native)
 	switch {
 	case err == nil:
-		klog.FromContext(ctx).V(2).Info("Created the PodGroup of Kubernetes", "podGroup", klog.KObj(native))
+		klog.FromContext(ctx).V(2).Info("Created native PodGroup", "podGroup", klog.KObj(native))
 		return nil
 	case apierrors.IsAlreadyExists(err):
 		return nil // the cache is stale; an event triggers the next reconcile

@@ -86,9 +86,9 @@ type sharedClaim struct {
 	primary int
 	// neededShards are the sorted numbers of the primary shard and of those that pods refer to.
 	neededShards []int
-	// problem is why a claim cannot be generated or found, and what to do.
+	// problem is the reason why a claim cannot be generated or found, and the remedy.
 	problem error
-	// reserveProblem is why the API server refuses a change of the reservations of a claim.
+	// reserveProblem is the reason why the API server refuses a change of the reservations of a claim.
 	reserveProblem error
 }
 
@@ -100,11 +100,11 @@ type group struct {
 	sharedClaims []*sharedClaim
 	// leadership has the leaders by the names of their claims. ungatePods sets it.
 	leadership map[string]*leadership
-	// released is why the claims have been released; it is empty if they have not.
+	// released is the reason why the claims have been released; it is empty if they have not.
 	released string
-	// releaseProblem is why the annotation release has no effect.
+	// releaseProblem is the reason why the annotation release has no effect.
 	releaseProblem error
-	// gateProblem is why the API server refuses to remove the scheduling gate of a pod.
+	// gateProblem is the reason why the API server refuses to remove the scheduling gate of a pod.
 	gateProblem error
 }
 
@@ -294,8 +294,7 @@ func (r *Reconciler) readGeneratedClaim(
 	return s, client.IgnoreNotFound(err)
 }
 
-// usedShards returns the sorted numbers of the shards of the shared claim of that name
-// that pods refer to which are not terminal.
+// usedShards returns, in order, the numbers of the named claim's shards that non-terminal pods use.
 func (g *group) usedShards(name string) []int {
 	var used []int
 	for _, pod := range g.pods {

@@ -572,7 +572,7 @@ func TestReconciler_completesDeletionOfClaim(t *testing.T) {
 	e.expectReservedFor("the claim is being deleted, a is bound, and b is gated", name, "a")
 	e.expectCondition(scheduling.ConditionClaimsReady, metav1.ConditionFalse, "ClaimDeleted",
 		"claim "+name+" was deleted, and new pods wait until the deletion completes; "+
-			"the controller generates it again then; delete the pods that run with it (1): a")
+			"the controller then generates a new one; delete the pods that run with it (1): a")
 	e.expectEvent("ClaimDeleted")
 }
 
@@ -676,7 +676,7 @@ func testRejectedLeaders(t *testing.T, created time.Time) {
 	result := e.reconcile()
 	e.expectGated("three pods were rejected", "d", "e")
 	condition := meta.FindStatusCondition(e.podGroup().Status.Conditions, scheduling.ConditionReserved)
-	want := "the scheduler finds no node for 3 pods that use claim net (a, b, c): see their events"
+	want := "the scheduler found no node for 3 pods that use claim net (a, b, c): see their events"
 	if condition == nil || condition.Reason != scheduling.ReasonUnschedulable ||
 		!strings.Contains(condition.Message, want) {
 		t.Errorf("got condition %+v, want %s: %s", condition, scheduling.ReasonUnschedulable, want)

@@ -146,7 +146,7 @@ func TestReconciler_reportsDeniedRemovalOfGate(t *testing.T) {
 	e.refuse(refusePatch("a"))
 	e.reconcileDenied()
 	e.expectCondition(scheduling.ConditionReserved, metav1.ConditionFalse, "WriteRefused",
-		"the API server refuses to remove the scheduling gate "+scheduling.ReservedGate+" from pod a: "+denialText)
+		"the API server refused the write: remove the scheduling gate "+scheduling.ReservedGate+" from pod a: "+denialText)
 	e.expectEvent("WriteRefused")
 }
 

@@ -66,7 +66,7 @@ func (r *Reconciler) claimChange(
 // staleEntriesChange returns the change that maintains the claim's stale entries. The
 // users are the group's pods that use the claim.
 func (r *Reconciler) staleEntriesChange(
-	ctx context.Context, g *group, s *sharedClaim, claim *resourceapi.ResourceClaim, users []claims.Pod,
+	ctx context.Context, g *group, s *sharedClaim, claim *resourceapi.ResourceClaim, users []claims.PodState,
 ) (claims.Change, error) {
 	lookup := claims.PodLookup{APIReader: r.APIReader, ClusterLeavesStaleEntries: r.ClusterLeavesStaleEntries}
 	// In native mode, the cluster handles terminal pods.
@@ -115,14 +115,14 @@ func (r *Reconciler) deviceClass(ctx context.Context) func(string) (*resourceapi
 }
 
 // users returns the group's pods that use shard n.
-func (g *group) users(s *sharedClaim, n int) []claims.Pod {
+func (g *group) users(s *sharedClaim, n int) []claims.PodState {
 	name := g.claimName(s, n)
-	var users []claims.Pod
+	var users []claims.PodState
 	for _, pod := range g.pods {
 		if claimref.Name(pod, s.Name) != name {
 			continue
 		}
-		users = append(users, claims.UserOf(pod))
+		users = append(users, claims.PodStateOf(pod))
 	}
 	return users
 }
@@ -130,21 +130,21 @@ func (g *group) users(s *sharedClaim, n int) []claims.Pod {
 // mustReallocatePrimary reports whether the scheduler finds no node for the pods of the shards, and the primary shard
 // has no pods: the scheduler deallocates only claims of pods that it schedules.
 func (g *group) mustReallocatePrimary(s *sharedClaim) bool {
-	var waiting []claims.Pod
+	var waiting []claims.PodState
 	for n := range s.shards {
 		switch {
 		case g.hasBoundUsers(s, n):
 			return false
 		case n != s.primary:
 			waiting = append(waiting, g.users(s, n)...)
-		case slices.ContainsFunc(g.users(s, n), func(p claims.Pod) bool { return !p.Terminal }):
+		case slices.ContainsFunc(g.users(s, n), func(p claims.PodState) bool { return !p.Terminal }):
 			return false
 		}
 	}
 	return claims.IsStuck(waiting)
 }
 
-// hasBoundShards reports whether a pod that is bound uses another shard than the primary one,
+// hasBoundShards reports whether a pod that is bound uses a shard other than the primary one,
 // and so the devices of that.
 func (g *group) hasBoundShards(s *sharedClaim) bool {
 	for n := range s.shards {
@@ -157,7 +157,7 @@ func (g *group) hasBoundShards(s *sharedClaim) bool {
 
 // hasBoundUsers reports whether a pod that is bound uses shard n.
 func (g *group) hasBoundUsers(s *sharedClaim, n int) bool {
-	return slices.ContainsFunc(g.users(s, n), claims.Pod.IsRunning)
+	return slices.ContainsFunc(g.users(s, n), claims.PodState.IsRunning)
 }
 
 func (g *group) claimName(s *sharedClaim, shard int) string {

@@ -133,9 +133,9 @@ func setFalse(c *metav1.Condition, reason, message string) {
 // deletionMessage describes which of the shards are being deleted, what happens
 // next, and which pods the user must delete for it.
 func (g *group) deletionMessage(s *sharedClaim) string {
-	next := "the controller generates it again then"
+	next := "the controller then generates a new one"
 	if s.ResourceClaimName != nil {
-		next = "create it again then"
+		next = "then create it again"
 	}
 	message := fmt.Sprintf("claim %s was deleted, and new pods wait until the deletion completes; %s",
 		abbreviate(s.deletedClaims()), next)

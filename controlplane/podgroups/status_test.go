@@ -46,7 +46,7 @@ func TestGroup_reserved(t *testing.T) {
 	}
 }
 
-// Admission only warns of a pod whose claim has another name than the PodGroup's entry, and a Deployment ignores the
+// Admission only warns of a pod whose claim name differs from the PodGroup's entry, and a Deployment ignores the
 // warning.
 func TestGroup_reserved_podsWithoutTheClaims(t *testing.T) {
 	bound := func(name, claim string) *corev1.Pod {

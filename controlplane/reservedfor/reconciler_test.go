@@ -362,7 +362,7 @@ func TestReconciler_keepsEntryOfUnverifiableHolder(t *testing.T) {
 	e.reconcile()
 	e.expectReservedFor("the controller lost its permission", "1")
 	e.expectHeld(metav1.ConditionFalse, "HolderForbidden",
-		"still reserved for batch/jobs/train, but its existence cannot be verified: ")
+		"still reserved for batch/jobs/train, whose existence cannot be verified: ")
 
 	e.delete(testClaim(""))
 	e.reconcile()

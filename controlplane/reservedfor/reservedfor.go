@@ -99,8 +99,9 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 	return err
 }
 
-// isRelevant reports whether a claim names a holder, or reports whether a holder holds it. The latter applies to claims
-// whose annotation was removed while the controller was not running.
+// isRelevant reports whether a claim names a holder, or has the condition or annotation
+// Held. The latter applies to claims whose annotation was removed while the controller
+// was not running.
 func (r *Reconciler) isRelevant(o client.Object) bool {
 	_, named := o.GetAnnotations()[scheduling.ReservedForAnnotation]
 	_, reported := o.GetAnnotations()[scheduling.HeldAnnotation]
@@ -204,8 +205,8 @@ func (r *Reconciler) reconcileUnverifiable(
 	r.pods.Forget(client.ObjectKeyFromObject(claim))
 	message := fmt.Sprintf("not held by %s: %v", holder, cause)
 	if holder.hasEntry(claim.Status.ReservedFor) {
-		message = fmt.Sprintf("still reserved for %s, but its existence cannot be verified: %v; "+
-			"or delete the claim", holder, cause)
+		message = fmt.Sprintf("still reserved for %s, whose existence cannot be verified: %v; "+
+			"to release the claim, delete it", holder, cause)
 	}
 	return ctrl.Result{RequeueAfter: workload.RetryInterval}, r.report(ctx, claim, cause.Reason, message)
 }
@@ -282,9 +283,9 @@ func (r *Reconciler) staleEntriesChange(
 	if err != nil {
 		return claims.Change{}, err
 	}
-	var users []claims.Pod
+	var users []claims.PodState
 	for _, pod := range pods {
-		users = append(users, claims.UserOf(pod))
+		users = append(users, claims.PodStateOf(pod))
 	}
 	// A pod that the watch has not reported yet is missing from the cache, so the API server must confirm
 	// that it was deleted.

@@ -66,7 +66,7 @@ type State struct {
 	UID types.UID
 	// Complete objects have ended, successfully or not.
 	Complete bool
-	// Suspended objects have no pods at present: they are suspended, or have 0 replicas.
+	// Suspended objects currently have no pods: they are suspended, or have 0 replicas.
 	Suspended bool
 }
 

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 # Gives a team a quota of bandwidth with the real Kueue, as docs/user/kueue.md describes: a Job waits for quota, a Job
-# with a higher priority preempts another and uses its bandwidth, and a Job that Kueue would charge wrongly is refused.
+# with a higher priority preempts another and uses its bandwidth, and a Job that Kueue would charge wrongly is denied.
 # It fails unless each of this happens.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -146,7 +146,7 @@ expect "UID of the claim of PodGroup background" "$uid" field "$claim" '{.metada
 expect "charge of Job background" 400M charge background
 show
 
-echo; echo "Kueue would charge the claim of the PodGroup for each pod of this Job. The driver refuses it:"
+echo; echo "Kueue would charge the claim of the PodGroup for each pod of this Job. Admission denies it:"
 if message=$($kubectl apply -f demo/kueue/refused.yaml 2>&1); then
   fail "Job refused was created"
 fi

@@ -319,7 +319,7 @@ func (k *Kind) Edits(share record.Share) (cdi.Edits, error) {
 // Conditions implements driver.ConditionReporter.
 func (k *Kind) Conditions(share record.Share) []metav1.Condition {
 	ready := metav1.Condition{Type: params.ConditionReady, Status: metav1.ConditionTrue, Reason: params.ReasonPrepared,
-		Message: "containers that reference the claim find the device's nodes"}
+		Message: "containers that reference the claim can open the device"}
 	d, err := k.device(share.Device)
 	switch {
 	case err != nil || d.problem() != "":
@@ -328,8 +328,8 @@ func (k *Kind) Conditions(share record.Share) []metav1.Condition {
 	case !share.AdminAccess:
 		if former := k.formerNodes(d, share); len(former) > 0 {
 			ready.Status, ready.Reason = metav1.ConditionFalse, params.ReasonDeviceChanged
-			ready.Message = fmt.Sprintf("containers get the nodes %v, which the device had when the claim was prepared, and "+
-				"which no longer exist or belong to another device: the device now has %v: delete the pods of the claim",
+			ready.Message = fmt.Sprintf("containers get device nodes %v, which no longer exist or belong to another device; "+
+				"the device now has %v: delete the pods of the claim",
 				former, d.Nodes)
 		}
 	}

@@ -91,8 +91,8 @@ func (k *Kind) Configure(
 		return nil, errMissing(share.Device)
 	}
 	if len(parameters) > 0 {
-		return nil, errors.New("a fabric takes no parameters: remove the configuration, or name in its field requests the " +
-			"requests for other devices that it is for")
+		return nil, errors.New("a fabric takes no parameters: remove them, or list in the configuration's field `requests` " +
+			"only the requests for other devices")
 	}
 	edits, err := k.edits(f, share)
 	if err != nil {

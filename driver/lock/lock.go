@@ -1,9 +1,9 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lock provides mutual exclusion between plugins, and between goroutines
-// of one plugin. Two plugins run during a rolling update; they use common lock files
-// (flock). The kernel releases a lock when its process ends, however it ends.
+// Package lock provides mutual exclusion between plugins, and between goroutines of one
+// plugin. Two plugins run during a rolling update; they use common lock files (flock).
+// The kernel releases a lock when its process exits, even after a crash.
 package lock
 
 import (

@@ -86,7 +86,7 @@ func TestKey_doesNotWaitForOtherKeys(t *testing.T) {
 	}
 }
 
-// A plugin of an earlier release, which runs at the same time during an update, locks only the bucket of a key.
+// A plugin of an earlier release, which runs at the same time during an upgrade, locks only the bucket of a key.
 func TestKey_excludesEarlierRelease(t *testing.T) {
 	d := open(t)
 	release, err := d.Key(t.Context(), "claim")

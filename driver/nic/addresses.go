@@ -153,7 +153,7 @@ func (k *Kind) assignUnused(
 		}
 		if request.Keep {
 			return fmt.Errorf("keepAddresses: another host on the network has an address that pod %s/%s keeps: %s on "+
-				"network %s: change that host", request.PodNamespace, request.Pod, found, network)
+				"network %s: remove the address from that host", request.PodNamespace, request.Pod, found, network)
 		}
 		klog.FromContext(ctx).Info("Other hosts on the network have addresses of the pool; assigning others",
 			"network", network, "hosts", found.String())
@@ -333,7 +333,8 @@ func (k *Kind) usedIn(records driver.Records) func() (ipam.Used, error) {
 }
 
 // claimedIn returns the addresses that claims name, on the networks of their devices. The network is unknown, and
-// empty, if the NIC is missing since before the plugin started, or no longer configured. It may return.
+// empty, if the NIC has been missing since before the plugin started, or is no longer configured. The NIC may
+// come back.
 func (k *Kind) claimedIn(claims []*record.Claim) map[ipam.Address]bool {
 	claimed := map[ipam.Address]bool{}
 	for _, c := range claims {

@@ -150,7 +150,7 @@ func (k *Kind) planLink(
 	}
 	if len(found) > 0 {
 		return planned, fmt.Errorf("addresses: another host on the network has the address: %s on network %s: "+
-			"change that host or the claim", found, d.network.Name)
+			"remove the address from that host, or choose another address", found, d.network.Name)
 	}
 	spec.Alias = alias(r.Pod, share)
 	if planned.reserved, err = addReserved(spec, sandbox.Reserved); err != nil { // Reserve has probed these addresses
@@ -349,7 +349,7 @@ func areRates(send, receive *shape.Rates, want shape.Rates) bool {
 }
 
 // Protect implements driver.Protector: it blocks a link whose pod changed it so that it could
-// receive the frames of others.
+// receive other pods' frames.
 func (k *Kind) Protect(r attach.Record) error {
 	a, err := k.attachment(r)
 	if err != nil {

@@ -71,7 +71,7 @@ func (k *Kind) logTrials(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	for _, r := range results {
 		if r.Err != nil {
-			logger.Info("Method of identifying senders does not work on this node", "senderKey", r.Key, "err", r.Err)
+			logger.Info("Sender identification method failed", "senderKey", r.Key, "err", r.Err)
 		}
 	}
 	key := k.node.ClassifierKey()
@@ -80,20 +80,17 @@ func (k *Kind) logTrials(ctx context.Context) {
 			continue
 		}
 		if r.Routes != nil {
-			logger.Info("Cannot read routes: identifying the frames that the node forwards by their address only",
-				"err", r.Routes)
+			logger.Info("Kernel does not expose routes; identifying forwarded frames by address", "err", r.Routes)
 		}
 		if r.ARP != nil {
-			logger.Info("The sender of ARP is unknown: a pod with CAP_NET_ADMIN can send ARP with the addresses of others",
-				"err", r.ARP)
+			logger.Info("Kernel does not expose the sender of ARP; pods with CAP_NET_ADMIN can forge ARP", "err", r.ARP)
 		}
 		if r.Lists != nil {
-			logger.Info("Cannot read the lists of senders of macvlans: a pod with CAP_NET_ADMIN can receive frames of others "+
-				"until the plugin detects it, or keep hosts from others with a link that is down", "err", r.Lists)
+			logger.Info("Kernel does not expose sender lists of macvlans; hidden links are blocked only after detection",
+				"err", r.Lists)
 		}
 		if r.TCX != nil {
-			logger.Info("TCX does not work on this node: the programs run after the TCX programs of other owners",
-				"err", r.TCX)
+			logger.Info("TCX is unavailable; TCX programs of other owners run first", "err", r.TCX)
 		}
 		logger.Info("Selected the key that identifies senders", "senderKey", key, "attachPoint", r.AttachPoint)
 	}

@@ -387,8 +387,8 @@ func (k *Kind) leaseWarnings() []driver.Warning {
 	}
 	return []driver.Warning{{
 		Reason: params.EventReasonLeasesNotRenewed,
-		Message: "links of pods lease their addresses, and the plugin cannot renew the leases, so that the links lose the " +
-			"addresses when the leases end: set plugin.dhcp=true in the chart, or delete these pods",
+		Message: "links of pods lease their addresses, and the plugin cannot renew the leases: the links lose their " +
+			"addresses when the leases expire: set plugin.dhcp=true in the chart, or delete these pods",
 		EndReason:  params.EventReasonLeasesRenewed,
 		EndMessage: "no link has a lease that the plugin cannot renew",
 	}}

@@ -21,7 +21,7 @@ import (
 )
 
 // inspectInterval is the mean interval at which the plugin looks for links that pods hide. The kernel
-// sends no event for them, so this bounds how long a pod can receive frames of others before it is
+// sends no event for them, so this bounds how long a pod can receive other pods' frames before it is
 // detected. The intervals are random: a pod could otherwise show its link between two inspections only.
 const inspectInterval = 500 * time.Millisecond
 
@@ -135,7 +135,7 @@ func (h *hiddenLinks) update(nic, addresses string, guarded bool) (isNew bool) {
 	return addresses != ""
 }
 
-// keep removes the results of all NICs except the present ones, whose frames are checked.
+// keep removes the results of all NICs except the current ones, whose frames are checked.
 func (h *hiddenLinks) keep(present map[string]bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -170,7 +170,7 @@ func (k *Kind) hiddenWarnings() (warnings []driver.Warning) {
 			Device: nic, Reason: params.EventReasonLinksHidden,
 			Message: fmt.Sprintf("pods use the MAC addresses %s on %s, and the node sees no link that has them. A pod may have "+
 				"hidden a link in a network namespace that it created, to receive frames of other pods, or a program with "+
-				"CAP_NET_RAW may have added addresses to the link of its pod. Until the addresses are gone, all pods of %s "+
+				"CAP_NET_RAW may have added addresses to the link of its pod. Until the addresses are removed, all pods of %s "+
 				"see random source MAC addresses. Find the pods of the NIC that have CAP_NET_ADMIN in a user namespace, or "+
 				"CAP_NET_RAW.",
 				addresses, nic, nic),

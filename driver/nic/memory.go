@@ -44,7 +44,7 @@ type memory struct {
 }
 
 // memoryFile is the content of the file. The names belong to version 1 and must not change, because plugins of two
-// releases use the file during an update.
+// releases use the file during an upgrade.
 type memoryFile struct {
 	Version int                      `json:"version"`
 	Since   int64                    `json:"since"` // in milliseconds since the boot
@@ -87,7 +87,7 @@ func (k *Kind) list(ctx context.Context) ([]netdev.NIC, error) {
 func (k *Kind) remember(ctx context.Context, nics []netdev.NIC) {
 	known := map[string]rememberedNIC{}
 	isConfigured := func(name string) bool { return k.config.NetworkOf(name, false) != nil }
-	for _, name := range k.inventory.Uplinks() { // also those that do not exist at present
+	for _, name := range k.inventory.Uplinks() { // also those that currently do not exist
 		if isConfigured(name) {
 			known[name] = rememberedNIC{Speed: k.memory.nics[name].Speed, Uplink: true}
 		}

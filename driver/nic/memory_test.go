@@ -146,7 +146,7 @@ func TestKind_remember(t *testing.T) {
 	k.inventory.RememberUplinks([]string{"nic1", "eno1"})
 	expect("afterwards", map[string]rememberedNIC{
 		"nic0": nic0,
-		"nic1": {Speed: 1e9, Uplink: true}, // it does not exist at present
+		"nic1": {Speed: 1e9, Uplink: true}, // it currently does not exist
 		"nic2": {Speed: 25e9},
 		"nic3": {},
 	})

@@ -44,7 +44,7 @@ var (
 	descGuarded = prometheus.NewDesc(
 		"dra_shared_device_guarded",
 		"1 while the senders of frames are hidden from the pods of a device, because a pod has, or recently had, "+
-			"a link that receives the frames of others, 0 otherwise.",
+			"a link that receives other pods' frames, 0 otherwise.",
 		[]string{"device"},
 		nil,
 	)
@@ -128,7 +128,7 @@ func (k *Kind) traffic() (all []deviceTraffic) {
 		traffic, err := k.node.Traffic(d.nic.Index)
 		shares, dropped, sharesErr := k.node.ShareTraffic(d.nic.Index)
 		if err != nil || sharesErr != nil {
-			continue // the NIC is not enforced, or it is gone: the kernel counts nothing
+			continue // the NIC is not enforced, or no longer exists: the kernel counts nothing
 		}
 		all = append(all, deviceTraffic{d.name, traffic, shares, dropped})
 	}
@@ -171,7 +171,7 @@ func (k *Kind) refusals(device string, class uint16) classify.Refusals {
 	}
 	refused, err := k.node.Refusals(d.nic.Index, class)
 	if err != nil {
-		return classify.Refusals{} // the NIC is gone: the kernel counts nothing
+		return classify.Refusals{} // the NIC no longer exists: the kernel counts nothing
 	}
 	return refused
 }

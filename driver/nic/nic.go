@@ -157,10 +157,10 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 
 // refreshPlan is what a Refresh has to do.
 type refreshPlan struct {
-	devices  []*device         // whose NICs are to be managed
+	devices  []*device         // devices whose NICs Refresh manages
 	grants   map[string]uint64 // see sumGrants
 	unwanted map[int]string    // see Kind.unwanted
-	problems []problem         // of the NICs that cannot be shared
+	problems []problem         // problems of NICs that cannot be shared
 }
 
 // planRefresh plans a Refresh. It changes neither the kind nor the node. nics are the NICs of the node, and shares the
@@ -211,7 +211,7 @@ func (k *Kind) manageAll(
 	return shared, problems, refreshed
 }
 
-// store makes the results of a Refresh the present ones. The caller holds k.mu.
+// store makes the results of a Refresh the current ones. The caller holds k.mu.
 func (k *Kind) store(devices map[string]*device, problems []problem, nics []netdev.NIC) {
 	k.devices, k.problems, k.refusedLinks = devices, problems, nil
 	if !k.node.IsUnchecked() {
@@ -256,10 +256,10 @@ func sumGrants(shares []record.Share) map[string]uint64 {
 	return sum
 }
 
-// unwanted returns the names of the NICs, by index, from which enforcement must be removed: the
-// NICs that this plugin has managed or failed to manage and, at the first Refresh, all others, because an
-// earlier plugin may have managed them. It omits NICs that are planned or have grants: existing shares keep
-// their limits, even if the NIC was removed from the configuration or cannot be shared at present.
+// unwanted returns the names of the NICs, by index, from which enforcement must be removed: the NICs that
+// this plugin has managed or failed to manage and, at the first Refresh, all others, because an earlier
+// plugin may have managed them. It omits NICs that are planned or have grants: existing shares keep their
+// limits, even if the NIC was removed from the configuration or currently cannot be shared.
 func (k *Kind) unwanted(nics []netdev.NIC, planned []*device, grants map[string]uint64) map[int]string {
 	unwanted := k.managedInterfaces()
 	for _, n := range nics {
@@ -322,7 +322,7 @@ func (k *Kind) Cleanup(context.Context) (failed error) {
 }
 
 // absent returns a device that has shares and is missing from the node, or cannot be
-// shared. It is a copy, because other goroutines may be reading the present one.
+// shared. It is a copy, because other goroutines may be reading the current one.
 func (k *Kind) absent(name string, planned []*device, problems []problem) *device {
 	d := device{name: name}
 	if last := k.devices[name]; last != nil {
@@ -344,11 +344,11 @@ func (k *Kind) absent(name string, planned []*device, problems []problem) *devic
 
 // changes are what a Refresh changed, for the log. Devices are sorted by name.
 type changes struct {
-	missing     []*device // have shares, and are newly missing from the node or the configuration
-	shared      []*device // are newly shared, or their link changed
-	singleQueue []*device // newly keep one queue, or for another reason
-	stopped     []*device // are no longer shared
-	problems    []problem // that the last Refresh did not find
+	missing     []*device // newly missing devices that have shares
+	shared      []*device // devices that are newly shared, or whose link changed
+	singleQueue []*device // devices that newly keep one queue, or for another reason
+	stopped     []*device // devices that are no longer shared
+	problems    []problem // problems that the previous Refresh did not find
 }
 
 // changesOf returns what differs between the devices and problems of two calls of Refresh.

@@ -40,11 +40,11 @@ type uplinkError struct {
 
 func (e *uplinkError) Error() string {
 	if e.early {
-		return fmt.Sprintf("the node has no default route yet, and patterns do not match a NIC of such a route: "+
-			"the plugin waits for up to %s; to share the NIC at once, list %s in interfaces of network %q",
+		return fmt.Sprintf("the node has no default route yet, and a pattern never selects the NIC of a default route: "+
+			"the plugin waits up to %s; to share the NIC now, list %s in interfaces of network %q",
 			uplinkTime, e.toShare, e.network)
 	}
-	return fmt.Sprintf("a default route of the node depends on the NIC, and patterns do not match such a NIC: "+
+	return fmt.Sprintf("a default route of the node depends on the NIC, and a pattern never selects such a NIC: "+
 		"to share it, list %s in interfaces of network %q", e.toShare, e.network)
 }
 
@@ -230,7 +230,8 @@ func (k *Kind) servingError(s survey, published resourceapi.Device) error {
 		return nil
 	}
 	return fmt.Errorf("network %q matches no NIC of this node, but the running plugin shares %s in it: "+
-		"do its interfaces in the new configuration name the NIC, exactly if a default route depends on it?",
+		"does interfaces in the new configuration match the NIC? If a default route uses the NIC, interfaces must list "+
+		"its exact name",
 		name, textOf(published, params.AttributeInterfaceName))
 }
 

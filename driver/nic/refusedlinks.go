@@ -18,7 +18,7 @@ import (
 )
 
 // refusedLinks describes the links of the node on the NIC of a device whose frames the checks of identity drop: VLANs
-// and bridges with another MAC address than the NIC, and other ports of bridges, such as those of virtual machines.
+// and bridges whose MAC address differs from the NIC's, and other ports of bridges, such as those of virtual machines.
 // Tunnels have the address of the NIC in their frames.
 func (s stack) refusedLinks(d *device) (refused []string) {
 	if d.network.Enforcement == config.EnforcementNone || d.network.Identity != config.IdentityEnforce {
@@ -78,9 +78,9 @@ func linksWarnings(s stack, devices map[string]*device) (warnings []driver.Warni
 		}
 		warnings = append(warnings, driver.Warning{
 			Device: d.nic.Name, Reason: params.EventReasonLinksRefused,
-			Message: fmt.Sprintf("%s carries frames of %s, which are dropped, because they have another MAC address than %s: "+
+			Message: fmt.Sprintf("the kernel drops frames of %s on %s, because their MAC address is not that of %s: "+
 				"share another NIC, allow them (allow.macs and allow.vlans of network %q), or set its identity to Audit",
-				d.nic.Name, strings.Join(refused, ", "), d.nic.Name, d.network.Name),
+				strings.Join(refused, ", "), d.nic.Name, d.nic.Name, d.network.Name),
 			EndReason:  params.EventReasonLinksAllowed,
 			EndMessage: "the frames of all links of the node on " + d.nic.Name + " pass",
 		})

@@ -210,7 +210,7 @@ func (t *leaseTask) run(ctx context.Context, l leasedLink) {
 	}
 	if err != nil && !errors.Is(err, driver.ErrOutdated) && ctx.Err() == nil {
 		l.kind.leaseFailures.Store(leaseIDOf(&l.Record), err.Error())
-		klog.FromContext(ctx).Error(err, "Failed to keep the leased address of a link; trying again",
+		klog.FromContext(ctx).Error(err, "Failed to keep the leased address of a link; retrying",
 			"address", l.link.DHCP.Address, "server", l.link.DHCP.Server, "delay", wait)
 	}
 	t.running = false

@@ -292,11 +292,11 @@ func (k *Kind) enforcementCondition(
 		return bandwidthCondition(false, params.ReasonEnforcementNone,
 			fmt.Sprintf("network %q has enforcement None", d.network.Name))
 	case share.AdminAccess:
-		return bandwidthCondition(true, params.ReasonAdminAccess, "a request with admin access is granted nothing: "+
-			"its link uses the bandwidth that is reserved for unidentified frames")
+		return bandwidthCondition(true, params.ReasonAdminAccess, "requests with admin access have no grant: "+
+			"the link uses the bandwidth reserved for unidentified frames")
 	case link.Send == nil || link.Receive == nil:
 		return bandwidthCondition(false, params.ReasonNotClassified, fmt.Sprintf(
-			"the classifier does not assign frames of %s to the share's class: has the pod changed its address %s?",
+			"frames of link %s are not assigned to the share's class: has the pod changed the link's MAC address (%s)?",
 			link.Name, link.MAC))
 	}
 	if reason, message := rateProblem(d, share, p, link); reason != "" {
@@ -339,12 +339,12 @@ func enforcementMessage(d *device, link netdev.LinkState, forwarded classify.For
 		message += "; the network trusts the addresses of frames without a socket (trustMAC)"
 	}
 	if forwarded == classify.ForwardedByAddress {
-		message += fmt.Sprintf("; frames without a known socket that have the address of %s count as forwarded by the node, "+
-			"even those of a share, with at most %s bit/s", d.nic.Name, formatRate(d.forwarded))
+		message += fmt.Sprintf("; frames without a known socket and with the address of %s, including a share's, count as "+
+			"forwarded by the node and share %s bit/s", d.nic.Name, formatRate(d.forwarded))
 	}
 	if link.Switched {
-		message += "; the link was attached by an earlier release, or without enforcement: what it sends to other shares " +
-			"of the NIC is limited to their grants only, until the pod is recreated"
+		message += "; an earlier release attached the link, or attached it without enforcement: traffic to other shares " +
+			"of the NIC is limited only by their grants until the pod is recreated"
 	}
 	return message + "; passed checks of the node's kernel: " + passedChecks(d.checks)
 }

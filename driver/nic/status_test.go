@@ -208,8 +208,8 @@ func TestLimits_namesBoundOfForwardedFrames(t *testing.T) {
 		classify.ForwardedByAddress: true,
 	} {
 		message := enforcementMessage(devices[0], netdev.LinkState{}, recognized)
-		if got := strings.Contains(message, "that have the address of nic0 count as forwarded by the node, even those of "+
-			"a share, with at most 100M bit/s"); got != want {
+		if got := strings.Contains(message, "and with the address of nic0, including a share's, count as "+
+			"forwarded by the node and share 100M bit/s"); got != want {
 			t.Errorf("recognized by %d: message %q, want the bound: %t", recognized, message, want)
 		}
 	}
@@ -273,7 +273,7 @@ func TestKind_enforced(t *testing.T) {
 		},
 		"no class": {func(*device) {}, granted, link(nil, nil), params.ReasonNotClassified, "net1"},
 		"admin access": {
-			func(*device) {}, record.Share{AdminAccess: true}, link(nil, nil), params.ReasonAdminAccess, "granted nothing",
+			func(*device) {}, record.Share{AdminAccess: true}, link(nil, nil), params.ReasonAdminAccess, "have no grant",
 		},
 		"without enforcement": {
 			func(d *device) { d.network.Enforcement = config.EnforcementNone }, granted, link(nil, nil),

@@ -224,7 +224,7 @@ func read(path string) (*Claim, error) {
 // its predecessor here, and a file of the predecessor to testdata.
 func decode(raw []byte) (*Claim, error) {
 	if len(raw) == 0 {
-		return nil, fmt.Errorf("%w: it is empty, because the node crashed before it was on the disk", ErrCorrupt)
+		return nil, fmt.Errorf("%w: the file is empty: the node crashed before the record reached the disk", ErrCorrupt)
 	}
 	var c Claim
 	if err := json.Unmarshal(raw, &c); err != nil {

@@ -132,7 +132,7 @@ func TestStore_List_withUnreadableRecords(t *testing.T) {
 		"wrong.json: the record is corrupt: it belongs to claim good",
 		`phase "Odd"`,
 		"version 0",
-		"empty.json: the record is corrupt: it is empty, because the node crashed",
+		"empty.json: the record is corrupt: the file is empty: the node crashed before the record reached the disk",
 	}
 	claims, err := s.List()
 	for _, want := range wants {

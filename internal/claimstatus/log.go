@@ -89,7 +89,7 @@ func (l *Log) Age(claim types.UID) (age time.Duration, ok bool) {
 // entries are written in any case; Age limits how often.
 func (l *Log) Fail(claim types.UID) { l.Record(claim, Digest{}) }
 
-// Forget removes the claim. Callers use it for claims that are gone.
+// Forget removes the claim. Callers use it for claims that no longer exist.
 func (l *Log) Forget(claim types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -7,8 +7,8 @@
 // the connection.
 //
 // The kubelet starts a program for each probe, so this package uses only what such a
-// small program can afford. A port cannot replace the socket: the plugin uses the
-// network of the node, and two plugins run there during an update.
+// small program can afford. A port cannot replace the socket: the plugin uses the network
+// of the node, and two plugins run there during a rolling update.
 package probe
 
 import (

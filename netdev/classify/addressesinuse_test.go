@@ -93,7 +93,7 @@ func addNodeBridge(t *testing.T, name string, addresses ...string) {
 	}
 }
 
-// A pod whose claim requested no address must not use the addresses that the node has on other links than the NIC,
+// A pod whose claim requested no address must not use the addresses that the node has on links other than the NIC,
 // from the time at which the node gets them.
 func TestAttack_addressesOfNodeOnOtherLinks(t *testing.T) {
 	const ofBridge, ofLoopback, ofNetwork = "10.20.1.1", "10.20.1.2", "10.20.1.3"

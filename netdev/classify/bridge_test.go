@@ -396,13 +396,13 @@ func TestBridgeMode_readsClassOfHairpin(t *testing.T) {
 	}
 	state, err := e.node.ReadAndGuard(p.attachment)
 	if err != nil || state.Send == nil || *state.Send == grant {
-		t.Errorf("Read returned %+v and error %v, want other rates than the grant", state.Send, err)
+		t.Errorf("Read returned %+v and error %v, want rates other than the grant", state.Send, err)
 	}
 	snapshot, err := e.node.Snapshot()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if send, _, err := snapshot.Rates(p.attachment); err != nil || send == nil || *send == grant {
-		t.Errorf("Rates returned %+v and error %v, want other rates than the grant", send, err)
+		t.Errorf("Rates returned %+v and error %v, want rates other than the grant", send, err)
 	}
 }

@@ -133,7 +133,7 @@ func TestAttack_broadcastQueue(t *testing.T) {
 				t.Errorf("the link of another pod is blocked: %s", text)
 			}
 			if e.inspect(false) {
-				t.Error("the senders are hidden, although no pod can receive the frames of others")
+				t.Error("the senders are hidden, although no pod can receive other pods' frames")
 			}
 			attacker.setParameter(name, queueLength, 1000)
 			if text := blocked(attacker); text != "" {

@@ -48,7 +48,7 @@ func TestAttack_sourceMode(t *testing.T) {
 		t.Fatal("the attack has no effect before it is detected: does the test attack?")
 	}
 	if blocked := state(); blocked != "the pod changed the mode of net1 from private to source, with which it could "+
-		"receive the frames of others" {
+		"receive other pods' frames" {
 		t.Fatalf("Blocked is %q", blocked)
 	}
 	for to, mac := range map[string]net.HardwareAddr{
@@ -261,7 +261,7 @@ func (p *pod) hide(t *testing.T, mac, sender net.HardwareAddr) *nstest.Namespace
 	return nested
 }
 
-// A pod can hide a link that takes the frames of others in a network namespace that it creates,
+// A pod can hide a link that takes other pods' frames in a network namespace that it creates,
 // which the node cannot look into.
 func TestAttack_sourceModeInNestedNamespace(t *testing.T) {
 	for name, attack := range map[string]func(*testing.T, *pod, net.HardwareAddr) (*nstest.Namespace, string){
@@ -367,7 +367,7 @@ func (e *testEnv) inspect(want bool) (guarded bool) {
 	return guarded
 }
 
-// A pod that hides a link again and again receives the frames of others until the link is detected, and
+// A pod that hides a link again and again receives other pods' frames until the link is detected, and
 // nothing for a time that doubles.
 func TestAttack_repeatedHiddenLinks(t *testing.T) {
 	e := newTestEnvWithoutLists(t)

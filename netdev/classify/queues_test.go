@@ -57,7 +57,7 @@ func newQueuesEnv(t *testing.T) *testEnv {
 	return e
 }
 
-// strays returns how many frames came to another queue than that of their class, on the NIC and its IFB
+// strays returns how many frames came to a queue other than that of their class, on the NIC and its IFB
 // device: the frames that such a queue dropped, and the bytes of unidentified frames.
 func (e *testEnv) strays() (frames, unidentifiedBytes uint64) {
 	e.t.Helper()
@@ -81,13 +81,13 @@ func (e *testEnv) strays() (frames, unidentifiedBytes uint64) {
 	return frames, unidentifiedBytes
 }
 
-// expectNoStrays fails the test if frames came to other queues than those of their classes during f.
+// expectNoStrays fails the test if frames came to queues other than those of their classes during f.
 func (e *testEnv) expectNoStrays(f func()) {
 	e.t.Helper()
 	framesBefore, bytesBefore := e.strays()
 	f()
 	if frames, bytes := e.strays(); frames != framesBefore || bytes != bytesBefore {
-		e.t.Errorf("%d frames and %d bytes came to another queue than that of their class, want none",
+		e.t.Errorf("%d frames and %d bytes came to a queue other than that of their class, want none",
 			frames-framesBefore, bytes-bytesBefore)
 	}
 }
@@ -237,7 +237,7 @@ func TestQueues_otherProgramEndsProcessing(t *testing.T) {
 			remove := tc.attach(t, e, sent, newProgram(t, pass))
 			e.manage()
 			if trees, reason := e.node.Trees(e.nic.Index); trees != shape.OneTree || reason == nil ||
-				!strings.Contains(reason.Error(), "other programs may end the processing") {
+				!strings.Contains(reason.Error(), "other programs run before the driver's queue filter") {
 				t.Errorf("before the NIC has shares: it has %d trees for the reason %v, want one", trees, reason)
 			}
 			if err := remove(); err != nil {

@@ -60,7 +60,7 @@ func linkIndex(name string) int {
 
 // A frame that a pod receives keeps the socket of its sender when the pod sends it again through its link. It
 // must not pass as a frame of the sender: the pod can change what the frame contains.
-func TestAttack_socketsOfOthers(t *testing.T) {
+func TestAttack_foreignSockets(t *testing.T) {
 	for how, returnThem := range returnFrames {
 		t.Run(how, func(t *testing.T) {
 			e := newTestEnv(t, enforced())
@@ -93,7 +93,7 @@ func TestAttack_socketsOfOthers(t *testing.T) {
 
 // The frames that a pod wraps in a tunnel keep the sockets of their senders, too, and have not arrived at a link of the
 // pod since. They count for the pod.
-func TestAttack_socketsOfOthersInTunnel(t *testing.T) {
+func TestAttack_foreignSocketsInTunnel(t *testing.T) {
 	needRoutes(t)
 	e := newTestEnv(t, enforced())
 	const grant = 10 * mega
@@ -117,7 +117,7 @@ func TestAttack_socketsOfOthersInTunnel(t *testing.T) {
 
 // An ipvlan link makes multicast that a pod has received look like a frame that has not arrived, and keeps the socket
 // of the sender.
-func TestAttack_socketsOfOthersThroughIPVLAN(t *testing.T) {
+func TestAttack_foreignSocketsThroughIPVLAN(t *testing.T) {
 	needRoutes(t)
 	e := newTestEnv(t, enforced())
 	attacker := e.pod(0, 1, hardCap(10*mega), netdev.Private)

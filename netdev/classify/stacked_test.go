@@ -69,7 +69,7 @@ func moveAddressToVLAN(parent string, id int, further ...string) error {
 	)
 }
 
-// Frames for the node can have another address than the NIC had when the plugin managed it: the address can change
+// Frames for the node can have an address other than the NIC had when the plugin managed it: the address can change
 // while no plugin runs, and a bond of mode balance-alb receives frames for the addresses of all members.
 func TestReceived_forOtherAddressOfNode(t *testing.T) {
 	other := net.HardwareAddr{2, 0, 0, 0, 0x77, 1}
@@ -116,8 +116,8 @@ func TestReceived_forOtherAddressOfNode(t *testing.T) {
 	}
 }
 
-// The node must find its peers while the NIC has another address than the plugin has written: the programs know that
-// the ARP comes from the node.
+// The node must find its peers while the NIC's address differs from the one that the
+// plugin has written: the programs know that the ARP comes from the node.
 func TestSent_ARPOfNodeWithNewAddress(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	e.requireARPSender()

@@ -34,7 +34,7 @@ func update(m *ebpf.Map, key, value any, flags ebpf.MapUpdateFlags) error {
 // put adds or replaces an entry of a map; see update.
 func put(m *ebpf.Map, key, value any) error { return update(m, key, value, ebpf.UpdateAny) }
 
-// retryNoMemory calls f until it returns another error than ENOMEM.
+// retryNoMemory calls f until it returns an error other than ENOMEM.
 func retryNoMemory(f func() error) (err error) {
 	wait := memoryWait
 	for range memoryAttempts - 1 {

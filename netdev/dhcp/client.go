@@ -155,7 +155,7 @@ func (c Client) Renew(ctx context.Context, conn *Conn, lease Lease, state State)
 
 // answersRenewal reports whether a message is an answer to the client of a lease that extends it. Others come
 // from a server, host, or pod that did not lease the address:
-//   - A server does not confirm another address than that of the lease (RFC 2131, section 4.4.5).
+//   - A server does not confirm an address other than that of the lease (RFC 2131, section 4.4.5).
 //   - In the state Renewing, the client has asked one server, so that no other can refuse.
 func answersRenewal(m *dhcpv4.DHCPv4, lease Lease, state State) bool {
 	switch m.MessageType() {

@@ -326,8 +326,8 @@ func (h *HTB) setClass(c class, requests func(class) []*nl.NetlinkRequest) error
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV):
-		return fmt.Errorf("set class %x:%x: %w: %w, and the plugin is about to restore them: did another program remove "+
-			"them?", c.major, c.minor, err, ErrQueuesMissing)
+		return fmt.Errorf("set class %x:%x: %w: %w; the plugin restores them: did another program remove them?",
+			c.major, c.minor, err, ErrQueuesMissing)
 	default:
 		return fmt.Errorf("set class %x:%x: %w", c.major, c.minor, err)
 	}

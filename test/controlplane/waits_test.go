@@ -32,7 +32,7 @@ const apiServer = "kube-apiserver"
 
 // waiting is the message with which the controller reports each failed attempt to
 // start.
-const waiting = "Waiting for the API server"
+const waiting = "Failed to start; retrying"
 
 // The controller starts before the API server, continues after a restart of the API
 // server, and loses the connection for longer than the lease of the leading replica.

@@ -23,7 +23,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// A pod changes the mode of its link, so that it could receive the frames of others. The plugin
+// A pod changes the mode of its link, so that it could receive other pods' frames. The plugin
 // blocks its frames within a second, and unblocks them within a second after the pod reverts the
 // change. Another pod, which changes its link as fast as it can, does not delay the plugin.
 func TestPlugin_blocksChangedLinkWithinASecond(t *testing.T) {

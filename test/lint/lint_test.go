@@ -28,6 +28,7 @@ func TestCheckWords(t *testing.T) {
 		{"template", "a.tpl", "{{/* set anew */}}\n", []int{1}},
 		{"Makefile", "Makefile", "x: ## made anew\n", []int{1}},
 		{"negated noun", "a.md", "That is no error.\n", []int{1}},
+		{"negated noun with an adverb", "a.md", "That is usually no error.\n", []int{1}},
 		{"existence", "a.md", "There is no error. It is no longer there.\n", nil},
 		{"relation", "a.md", "The setting is of the cluster.\n", []int{1}},
 		{"form", "a.md", "The name is of the form a/b.\n", nil},

@@ -12,7 +12,7 @@ var logKeys = setOf(`
 	accelerator added address addressCount addressPool addresses attachPoint attachments attempts bitsPerSecond
 	block blocks check claim claimUID claims class clusterRole condition consequence count deallocated delay
 	detached detected device deviceCount deviceNodes devicesChanged differingResults dnsNames endpoints err
-	exclusive hosts interface keptAs kind link linkDown linksChanged mac mode modified namespacesChanged
+	exclusive hosts interface kind link linkDown linksChanged mac mode modified namespacesChanged
 	namespacesMissed namespacesRemoved network node nodes notAfter operation path pod podGroup podGroupVersions
 	pods qdiscsChanged ranges reason records refusal removed request resource resync running secret senderKey
 	server service share shares slice threshold unprotected used

@@ -42,8 +42,9 @@ var wordRules = []wordRule{
 	rule(`who(m)?ever\b`, `name the actor`, ``),
 	rule(`\banew\b|[a-z]Anew\b`, `"again", or "from the beginning"`, ``),
 	rule(`\b(tells?|told|says?) whether\b`, `"reports whether" or "determine whether"`, ``),
-	rule(`\b(is|are|was|were) no [a-z]+`, `"is not a", or "there is no"`,
-		`\bthere (is|are|was|were) no\b|\b(is|are|was|were) no (longer|more|less|fewer|later|earlier|newer|older|larger)\b`),
+	rule(`\b(is|are|was|were)( [a-z]+ly)? no [a-z]+`, `"is not a", or "there is no"`,
+		`\bthere (is|are|was|were)( [a-z]+ly)? no\b|`+
+			`\b(is|are|was|were)( [a-z]+ly)? no (longer|more|less|fewer|later|earlier|newer|older|larger)\b`),
 	rule(`\bwhat is not (its|theirs)\b`, `a noun, such as "resources of other programs"`, ``),
 	rule(`\bours\b`, `name the owner, such as "the controller's"`, ``),
 	rule(`\bbelongs? to no\b|\bbelonging to no\b`, `"is not owned by a", or "is orphaned"`, ``),

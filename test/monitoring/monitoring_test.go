@@ -185,7 +185,7 @@ func alerts(t *testing.T) map[string]rulefmt.Rule {
 func TestAlerts(t *testing.T) {
 	rules := alerts(t)
 	tests := map[string][2]string{
-		"DRASharedPluginDown": {`up{job="dra-shared"} 0x60`, `up{job="dra-shared"} 1x60`},
+		"DRASharedTargetDown": {`up{job="dra-shared"} 0x60`, `up{job="dra-shared"} 1x60`},
 		"DRASharedPodsRefused": {
 			`dra_shared_operation_duration_seconds_count{operation="attach",outcome="error"} 0+1x60`,
 			`dra_shared_operation_duration_seconds_count{operation="attach",outcome="ok"} 0+1x60`,

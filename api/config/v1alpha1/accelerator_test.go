@@ -92,9 +92,9 @@ func TestLoad_invalidAccelerator(t *testing.T) {
 			`has the unknown variable "pciBusID"`},
 		{"two capacities with the same environment variable", match + `, capacity: {memory: 1Gi, memory_bytes: 1}`,
 			`accelerators[0].capacity[memory_bytes]: Invalid value: "memory_bytes": ` +
-				`has the same environment variable as memory, MEMORY_BYTES`},
+				`maps to the same environment variable as memory (MEMORY_BYTES)`},
 		{"capacity with the name of a variable", match + `, capacity: {share: 1}`,
-			`accelerators[0].capacity[share]: Invalid value: "share": is the name of a variable of every share`},
+			`accelerators[0].capacity[share]: Invalid value: "share": is reserved: every share has a variable with this name`},
 		{"memory that is not a whole number of bytes", match + `, capacity: {memory: 1500m}`,
 			`accelerators[0].capacity[memory]: Invalid value: "1500m": must be a whole number of bytes`},
 		{"mount over /dev", match + `, edits: {mounts: [{hostPath: /run/x, containerPath: /dev}]}`,

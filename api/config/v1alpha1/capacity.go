@@ -83,11 +83,11 @@ func (c Capacities) validate(at *field.Path, exclusive bool) (errs field.ErrorLi
 		variable := GrantVariable(name)
 		if other, taken := byVariable[variable]; taken {
 			errs = append(errs, field.Invalid(path, name,
-				fmt.Sprintf("has the same environment variable as %s, %s: choose another name", other, variable)))
+				fmt.Sprintf("maps to the same environment variable as %s (%s): choose another name", other, variable)))
 		}
 		byVariable[variable] = name
 		if slices.Contains(shareVariables, name) || name == VariablePCIBusID {
-			errs = append(errs, field.Invalid(path, name, "is the name of a variable of every share: choose another"))
+			errs = append(errs, field.Invalid(path, name, "is reserved: every share has a variable with this name"))
 		}
 		errs = append(errs, validateAmount(name, c.Capacity[name], path)...)
 	}

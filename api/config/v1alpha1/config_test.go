@@ -46,12 +46,12 @@ func TestLoad_namesInvalidNetworkFields(t *testing.T) {
 		"allow.macs[0]":      "allow: {macs: [\"01:00:5e:00:00:01\"]}",
 		"allow.vlans[1]":     "allow: {vlans: [1, 4095]}",
 		"allow.dhcp[0]":      "allow: {dhcp: [IPv6]}",
-		"dhcp[0]: Forbidden: IPv4: allow.dhcp does not have it": "dhcp: [IPv4]",
-		"allow.sysctls[0]": "allow: {sysctls: [net.ipv4.ip_forward]}",
+		"dhcp[0]: Forbidden: IPv4: not in allow.dhcp":            "dhcp: [IPv4]",
+		"allow.sysctls[0]":                                       "allow: {sysctls: [net.ipv4.ip_forward]}",
 		"allow.node: Forbidden: only links with the mode Bridge": "allow: {node: true}",
-		"shaping: Forbidden: MultiQueue: shares do not borrow":   "allow: {burst: [Guaranteed, Line]}, shaping: MultiQueue",
+		"shaping: Forbidden: MultiQueue: shares cannot borrow":   "allow: {burst: [Guaranteed, Line]}, shaping: MultiQueue",
 		"shaping: Unsupported value: \"PerQueue\"":               "shaping: PerQueue",
-		"allow.node: Forbidden: needs enforcement Shape":         "allow: {node: true, modes: [Bridge]}, enforcement: None",
+		"allow.node: Forbidden: requires enforcement Shape":      "allow: {node: true, modes: [Bridge]}, enforcement: None",
 	} {
 		_, err := Load([]byte(header + "networks: [{name: a, interfaces: [x], bandwidth: 1G, " + value + "}]"))
 		if err == nil || !strings.Contains(err.Error(), "networks[0]."+field) {

@@ -229,8 +229,8 @@ const (
 	ShapingSingleQueue Shaping = "SingleQueue"
 	// ShapingMultiQueue sends the frames of each share through one of the NIC's transmit queues, so that
 	// shares of different queues do not wait for one lock, if the NIC has several and the kernel can (see
-	// docs/user/enforcement.md). Shares cannot borrow, and the node's own and forwarded frames together
-	// get no more than reserve and forwarded. A NIC with shares changes only after its last share is gone.
+	// docs/user/enforcement.md). Shares cannot borrow, and the node's own and forwarded frames together get no
+	// more than reserve and forwarded. A NIC with shares changes only after its last share is released.
 	ShapingMultiQueue Shaping = "MultiQueue"
 )
 

@@ -101,8 +101,8 @@ func (n *Network) validateEnums(at *field.Path) (errs field.ErrorList) {
 		DuplicateAddressReport, DuplicateAddressRefuse, DuplicateAddressOff)...)
 	errs = append(errs, validateEnum(n.Shaping, at.Child("shaping"), ShapingSingleQueue, ShapingMultiQueue)...)
 	if n.Shaping == ShapingMultiQueue && slices.Contains(n.Allow.Burst, params.BurstLine) {
-		errs = append(errs, field.Forbidden(at.Child("shaping"), "MultiQueue: shares do not borrow from other queues, "+
-			"and allow.burst has Line: remove it from allow.burst"))
+		errs = append(errs, field.Forbidden(at.Child("shaping"), "MultiQueue: shares cannot borrow bandwidth: "+
+			"remove Line from allow.burst"))
 	}
 	errs = append(errs, validateEnum(n.LinkDown, at.Child("linkDown"), TaintNone, TaintNoSchedule, TaintNoExecute)...)
 	return errs
@@ -114,7 +114,7 @@ func (n *Network) validateAllow(at *field.Path) (errs field.ErrorList) {
 	for i, family := range n.DHCP {
 		if !slices.Contains(n.Allow.DHCP, family) {
 			errs = append(errs, field.Forbidden(at.Child("dhcp").Index(i), fmt.Sprintf(
-				"%s: allow.dhcp does not have it: add it to allow.dhcp", family)))
+				"%s: not in allow.dhcp: add it there", family)))
 		}
 	}
 	switch node := at.Child("allow", "node"); {
@@ -123,7 +123,7 @@ func (n *Network) validateAllow(at *field.Path) (errs field.ErrorList) {
 		errs = append(errs, field.Forbidden(node,
 			"only links with the mode Bridge reach the node, and allow.modes does not have it: add Bridge to allow.modes"))
 	case n.Enforcement == EnforcementNone:
-		errs = append(errs, field.Forbidden(node, "needs enforcement Shape: without it, the kernel switches the frames"))
+		errs = append(errs, field.Forbidden(node, "requires enforcement Shape: without it, the kernel switches the frames"))
 	}
 	return errs
 }

@@ -206,8 +206,8 @@ type AddressPoolList struct {
 // <network>-<4 or 6>-<first address in hexadecimal>. The plugin of the node writes its
 // spec. When the node is lost, the controller deletes the block or, if a pod keeps the address, empties node.
 //
-// A block with a pod is the address that this pod of a StatefulSet keeps. A node has it only
-// as long as the pod runs there; the controller deletes it when the StatefulSet is gone.
+// A block with a pod is the address that this pod of a StatefulSet keeps. A node has it only as
+// long as the pod runs there; the controller deletes it when the StatefulSet no longer exists.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=drablock

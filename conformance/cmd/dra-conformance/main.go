@@ -120,13 +120,13 @@ type options struct {
 
 // define defines the flags.
 func (o *options) define(flags *flag.FlagSet) {
-	flags.StringVar(&o.file, "config", "", "path of a file with the configuration, as YAML; flags win over it")
+	flags.StringVar(&o.file, "config", "", "path of a file with the configuration, as YAML; flags override it")
 	flags.StringVar(&o.config.Driver, "driver", "", "name of the driver")
 	flags.StringVar(&o.features, "features", "", "features that the driver declares, separated by commas")
 	flags.StringVar(&o.profiles, "profiles", "", "profiles by kind of device that the driver declares, separated by "+
 		"commas: DRA-NET, DRA-ACCEL")
 	flags.StringVar(&o.config.Pods.Image, "pod-image", "", "image with this program for the pods of DRA-NET and "+
-		"DRA-ACCEL; needs pods.claims of the configuration")
+		"DRA-ACCEL; requires pods.claims in the configuration")
 	flags.StringVar(&o.only, "only", "", "IDs or prefixes of the requirements to test, separated by commas; default: all")
 	flags.StringVar(&o.config.Kubelet, "kubelet", "", "data directory of this node's kubelet, such as /var/lib/kubelet: "+
 		"tests the driver that runs on this node")
@@ -136,11 +136,11 @@ func (o *options) define(flags *flag.FlagSet) {
 	flags.StringVar(&o.config.Namespace, "namespace", "", "namespace in which to create claims; default: default")
 	flags.StringVar(&o.config.CDIDir, "cdi-dir", "", "directory to which the driver writes CDI specs, with --kubelet; "+
 		"default: /var/run/cdi")
-	flags.StringVar(&o.config.Device, "device", "", "name of the device that claims get first; default: any")
+	flags.StringVar(&o.config.Device, "device", "", "device that the first claims request; default: any")
 	flags.StringVar(&o.config.Implementation.Version, "version", "", "release of the driver, for the report")
-	flags.StringVar(&o.report, "report", "", "path for the ConformanceReport, as YAML; - for the output")
+	flags.StringVar(&o.report, "report", "", "path for the ConformanceReport, as YAML; - for standard output")
 	flags.StringVar(&o.junit, "junit", "", "path for a JUnit file")
-	flags.StringVar(&o.evidence, "evidence", "", "path for a text for the evidence of a PRODUCT.yaml")
+	flags.StringVar(&o.evidence, "evidence", "", "path to write the evidence text for PRODUCT.yaml to")
 	flags.StringVar(&o.url, "report-url", "", "address at which the report will be published, for --evidence")
 }
 

@@ -11,8 +11,8 @@ import (
 // Acquire takes blocks for the addresses that only one claim can use: those that the claim names, and those that its
 // pod keeps. The plugin calls it while it prepares the claim, so that the node has the addresses when Assign assigns
 // them later. If another node has such an address, or a pod of another claim on this node uses it, Acquire waits
-// until it is free, at most twice as long as Assign would, because the kubelet tries to prepare a claim again only
-// after 60 to 90 s (v1.37). The claims of a pod are prepared one after the other, so ctx limits their sum.
+// until it is free. It waits at most twice as long as Assign would, because the kubelet retries only after 60 to 90
+// s (v1.37). The claims of a pod are prepared one after the other, so ctx limits their sum.
 //
 // The node keeps the addresses that the claim names as long as used returns them as claimed. Acquire
 // reads only the field Claim of r.Owner.

@@ -132,7 +132,7 @@ type Used struct {
 	Claimed map[Address]bool
 }
 
-// Lost maps addresses that attachments use, although no block of this node contains them, to the
+// Lost maps lost addresses, which attachments use although no block of this node contains them, to the
 // node whose block contains them now; "" if there is none.
 type Lost map[Address]string
 

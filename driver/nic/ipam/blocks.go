@@ -63,8 +63,8 @@ func (a *Allocator) listBlocks(ctx context.Context, field, value string) ([]netw
 	}
 	for i := range list.Items {
 		if _, invalid := addresspool.ParseRanges(list.Items[i].Spec.Ranges); len(invalid) > 0 {
-			klog.FromContext(ctx).Error(nil, "AddressBlock has invalid ranges, which the plugin does not write; not taking "+
-				"addresses that they may contain", "block", list.Items[i].Name, "ranges", invalid)
+			klog.FromContext(ctx).Error(nil, "Ignoring AddressBlock with invalid ranges; its addresses are not assigned",
+				"block", list.Items[i].Name, "ranges", invalid)
 		}
 	}
 	return list.Items, nil

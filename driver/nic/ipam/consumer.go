@@ -18,7 +18,7 @@ import (
 
 // Most blocks serve any pod. A block of one address may serve one consumer only:
 //
-//   - A pod of a StatefulSet that keeps its address. When the pod is gone, the node returns the
+//   - A pod of a StatefulSet that keeps its address. When the pod no longer exists, the node returns the
 //     block by removing the node's name from it. Only then can another node take the block, by
 //     writing its own name. So no two nodes have the block, and no other pod gets the address.
 //   - The pods of a namespace, if the pool has a limit for each namespace. The blocks are the
@@ -116,8 +116,8 @@ func (a *Allocator) takeKept(
 			kept.Spec.Namespace, kept.Spec.Pod, addressOf(kept))
 	}
 	return fmt.Errorf("AddressPool %s: %w: node %s has %s for pod %s/%s: does the previous pod still run there? "+
-		"if the machine is gone, delete its Node, and wait for controller.addressQuarantine", i.pool.Name, errKeptInUse,
-		kept.Spec.Node, addressOf(kept), kept.Spec.Namespace, kept.Spec.Pod)
+		"if the machine no longer runs, delete its Node, and wait for controller.addressQuarantine",
+		i.pool.Name, errKeptInUse, kept.Spec.Node, addressOf(kept), kept.Spec.Namespace, kept.Spec.Pod)
 }
 
 // addressOf returns the address of a kept block for a message.
@@ -154,7 +154,7 @@ func (a *Allocator) adopt(ctx context.Context, kept *network.AddressBlock) (*blo
 		}
 		return nil, fmt.Errorf("take AddressBlock %s: %w", object.Name, err)
 	}
-	klog.FromContext(ctx).V(2).Info("Took the address that a pod keeps", "addressPool", kept.Spec.Pool,
+	klog.FromContext(ctx).V(2).Info("Acquired kept address", "addressPool", kept.Spec.Pool,
 		"block", kept.Name, "pod", klog.KRef(kept.Spec.Namespace, kept.Spec.Pod), "ranges", kept.Spec.Ranges)
 	return newBlock(taken), nil
 }
@@ -162,7 +162,7 @@ func (a *Allocator) adopt(ctx context.Context, kept *network.AddressBlock) (*blo
 // isOutdated reports whether the API server refused to change a block because it has changed since.
 func isOutdated(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
 
-// returnKept returns a block whose pod is gone. The caller must have the block lock.
+// returnKept returns a block whose pod no longer exists. The caller must have the block lock.
 func (a *Allocator) returnKept(ctx context.Context, b *block) error {
 	object := b.object.DeepCopy()
 	object.Spec.Node, object.ResourceVersion = "", b.version
@@ -170,7 +170,7 @@ func (a *Allocator) returnKept(ctx context.Context, b *block) error {
 		a.mustRereadBlocks.Store(true)
 		return fmt.Errorf("return AddressBlock %s: %w", object.Name, err)
 	}
-	klog.FromContext(ctx).V(2).Info("Returned the address that a pod keeps", "addressPool", object.Spec.Pool,
+	klog.FromContext(ctx).V(2).Info("Returned kept address", "addressPool", object.Spec.Pool,
 		"block", object.Name, "pod", klog.KRef(object.Spec.Namespace, object.Spec.Pod))
 	return nil
 }

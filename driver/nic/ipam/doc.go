@@ -18,11 +18,11 @@
 // that attachments used before the creation are marked as unchecked until after the list (see
 // validate and takeBack).
 //
-// An assigned address is part of the attachment's record, which the driver writes
-// before the link exists and removes after the link is gone. The records are the only
-// store: an address is in use if and only if a record contains it. While a record cannot be
-// read, the Allocator withholds all addresses that it may contain (see withhold). Two plugins of one node,
-// as in a rolling update, use locks (see nodeLock). The files are:
+// An assigned address is part of the attachment's record, which the driver writes before the link exists
+// and removes after the link is deleted. The records are the only store: an address is in use if and only
+// if a record contains it. While a record cannot be read, the Allocator withholds all addresses that it
+// may contain (see withhold). Two plugins of one node, as in a rolling update, use locks (see nodeLock).
+// The files are:
 //
 //	allocator.go  request -> address of the node's blocks
 //	acquire.go    claim that is prepared -> blocks that only this claim can use

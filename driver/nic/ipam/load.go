@@ -126,7 +126,7 @@ func (a *Allocator) update(ctx context.Context, used func() (Used, error)) error
 // withhold keeps addresses that an unreadable record may contain from being assigned and returned: all
 // addresses of the node that no other record contains. It withholds addresses once for each record, so that
 // addresses of later blocks, and addresses that are released later, stay available. load makes the
-// addresses available when all records can be read again, or are gone with their claims. The caller must
+// addresses available when all records can be read again, or are deleted with their claims. The caller must
 // have the allocation lock.
 func (a *Allocator) withhold(ctx context.Context, unreadable []string) {
 	isKnown := func(name string) bool { return a.unreadable[name] }

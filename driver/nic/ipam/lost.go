@@ -24,9 +24,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/device/addresspool"
 )
 
-// The controller deletes the blocks of a node that is gone, or that an administrator has declared
-// to be out of service. If the node was only cut off, its pods still run, and another node may
-// assign their addresses. Such addresses are lost. The plugin notices this by a watch of the node's
+// The controller deletes the blocks of a node that no longer exists, or that an administrator has declared
+// to be out of service. If the node was only cut off, its pods still run, and another node may assign
+// their addresses. Such addresses are lost addresses. The plugin finds them by a watch of the node's
 // blocks, or when it starts.
 
 func (l Lost) String() string {

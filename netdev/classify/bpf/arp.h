@@ -1,10 +1,10 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0 OR MIT OR GPL-2.0-only
 //
-// The sender of ARP. What the kernel sends for a namespace has a socket or a route, which
-// lead to the namespace, except ARP: a bridge in a pod can send ARP with the addresses of
-// another share. So a program runs in arp_xmit, the function of the kernel that all of its ARP
-// passes, and remembers the namespace. It costs nothing for other frames.
+// Records which namespace sends ARP. What the kernel sends for a namespace has a socket or a route, which lead to the
+// namespace, except ARP: a bridge in a pod can send ARP with the addresses of another share. So a program runs in
+// arp_xmit, the kernel function that all of its ARP passes through, and records the namespace. It costs nothing for
+// other frames.
 
 // The addresses in ARP: of the sender, and of the target.
 struct arp_addresses {

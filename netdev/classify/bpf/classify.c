@@ -173,11 +173,11 @@ static __always_inline struct sk_buff *kernel_frame(struct __sk_buff *context)
 	return skb;
 }
 
-// A function of the kernel (Linux 6.2) that returns its structure of a frame, from which the program reads
-// without a helper, which takes about 20 ns for each value.
+// Returns the struct sk_buff of a frame (kfunc, Linux 6.2). The program then reads fields directly; a helper call costs
+// about 20 ns per field.
 extern void *bpf_cast_to_kern_ctx(void *context) __ksym __weak;
 
-// A function of the kernel (Linux 6.2) that lets the program do so with a structure of a type.
+// Returns a read-only pointer of the given type (kfunc, Linux 6.2).
 extern void *bpf_rdonly_cast(const void *object, __u32 type) __ksym __weak;
 
 // What the route of a frame names.
@@ -308,11 +308,11 @@ static __always_inline int is_arp_or_nd(struct __sk_buff *skb, const struct ethh
 	return type >= 133 && type <= 137;
 }
 
-// The kernel divides a packet while no other frame leaves the NIC, and counts the segments in 16 bits: HTB would
-// count one of 65,537. The largest packets of TCP (BIG TCP) have fewer than 400 segments of 1,448 bytes.
+// The kernel divides a packet while no other frame leaves the NIC, and counts the segments in 16 bits: HTB would count
+// 65,537 segments as one. The largest packets of TCP (BIG TCP) have fewer than 400 segments of 1,448 bytes.
 #define MAX_SEGMENTS 1024
 
-// What the segments of a packet carry must be at least so many times as long as the headers that HTB does not count.
+// The payload of a segment must be at least this many times as long as the headers that HTB does not count.
 #define SEGMENT_RATIO 4
 
 // Returns how many bytes of the headers of each segment HTB does not count (before Linux 6.17): those between the outer
@@ -342,15 +342,15 @@ static __always_inline int has_many_segments(struct __sk_buff *skb, int checks_t
 	       (checks_tunnels && uncounted_headers(skb) * SEGMENT_RATIO > skb->gso_size);
 }
 
-// Returns the class for multicast of a sender. Each class has a part of the rate for multicast,
-// so that a sender leaves some to the senders of the other classes. Shares cannot choose their
+// Returns the multicast class of a sender. Each class has a part of the rate for multicast, so
+// that a sender leaves some to the senders of the other classes. Shares cannot choose their
 // addresses.
 static __always_inline __u32 multicast_class(__u64 source)
 {
 	return CLASS_MULTICAST + ((source * 0x9e3779b97f4a7c15ULL) >> 32) % MULTICAST_CLASSES;
 }
 
-// Makes the filter behind the program send a frame through the transmit queue whose HTB qdisc has the class
+// Makes the filter after the program send a frame through the transmit queue whose HTB qdisc has the class
 // of the frame: its action takes the queue from the lower 4 bits of the hash (see steer.go). The other bits
 // divide the flows of a share in its fq_codel queue.
 static __always_inline void choose_queue(struct __sk_buff *skb)
@@ -414,7 +414,7 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 	counts = bpf_map_lookup_elem(&dra_shared_counts, &parent);
 	if (counts)
 		counts->sent++;
-	// NICs add bytes to a frame that ends in the header, so that it is valid on the network.
+	// NICs pad a frame that ends in the Ethernet header, so that it is valid on the network.
 	if (hold_first(skb, ETH_HLEN) || bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth)) ||
 	    hold_headers(skb, eth.h_proto))
 		return TC_ACT_SHOT;

@@ -1,8 +1,8 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0 OR MIT OR GPL-2.0-only
 //
-// What a frame may contain: the addresses in its headers, and the messages that only routers, switches, and servers
-// send. A check returns a reason to refuse the frame, or 0; see identity.h.
+// Checks the content of a frame: the addresses in its headers, and the messages that only routers, switches, and
+// servers send. A check returns a reason to refuse the frame, or 0; see identity.h.
 
 // Reports whether an address is in fe80::/10. high is the first half of the address as in a frame.
 static __always_inline int is_in_link_local_network(__u64 high)
@@ -164,7 +164,7 @@ static __always_inline int hold_headers(struct __sk_buff *skb, __u16 protocol)
 
 // Checks the ports of a UDP packet for IPv4, and in a message of a DHCP client (RFC 2131) its MAC address
 // (chaddr), the address that it has, such as one that it releases (ciaddr), and that no relay has forwarded
-// it (giaddr). offset is the offset of the UDP header. A fragment can show other addresses than the message has.
+// it (giaddr). offset is the offset of the UDP header. A fragment can show addresses other than the message has.
 static __always_inline __u32 check_dhcp(struct __sk_buff *skb, const struct frame *frame, int offset, int is_fragment)
 {
 	__u64 mac = 0;

@@ -1,8 +1,8 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0 OR MIT OR GPL-2.0-only
 //
-// Which received frames get a random source address: those whose sender a link of a pod imitates, or lists in mode
-// source. The kernel would otherwise deliver them to that link.
+// Gives received frames a random source address if a link of a pod imitates their sender, or lists it in mode source.
+// The kernel would otherwise deliver them to that link.
 
 // Replaces the source address of a received frame by a random one, so that no link in mode source
 // recognizes the sender. A pod could list an address that is the same for all frames.

@@ -22,7 +22,7 @@
 #define REASON_MULTICAST 14 // a message that only a multicast router sends
 #define REASONS 16          // a power of 2
 
-// Protocols of tags that bridges and switches add (IEEE 802.1BR, Cisco), of which the kernel's headers have no name.
+// Protocols of tags of bridges and switches (IEEE 802.1BR, Cisco), for which the kernel headers define no constant.
 #define ETH_P_ETAG 0x893f
 #define ETH_P_VNTAG 0x8926
 
@@ -38,7 +38,7 @@ struct policy {
 	__u8 identity;
 	__u8 forwarding; // whether pods may forward frames
 	__u8 autoconf;   // whether links receive router advertisements
-	__u8 subnets;    // whether a link without addresses may use those of dra_shared_subnets only
+	__u8 subnets;    // whether a link without addresses may use only addresses in dra_shared_subnets
 	__u8 guarded;    // whether received frames get the source address hidden
 	// The programs do not use the first two bytes, in which the plugin keeps the length of its timer for guarded. The
 	// others keep the size of the value: plugins of other releases open the same pinned map.
@@ -252,10 +252,10 @@ struct frame {
 	int own;        // whether the source is the NIC's
 	int has_socket; // of a pod, or of the node
 	int has_cookie;
-	int is_unproven;// whether a frame without a socket may come from another namespace than the link's
+	int is_unproven;// whether a frame without a socket may come from a namespace other than the link's
 	int returned;   // whether the frame arrived from the hairpin of the NIC
 	int forwards;   // whether the pod forwards or bridges it, so that its IP addresses are not the link's
-	int is_foreign; // whether another namespace than the node's may have sent it
+	int is_foreign; // whether a namespace other than the node's may have sent it
 	int is_node_arp;// whether it is ARP that the kernel of the node has made
 	int routed;     // whether the node has routed it, or that is not known
 };
@@ -332,7 +332,7 @@ static __always_inline int is_reply(struct __sk_buff *skb)
 // How much ARP and neighbor discovery a sender may send in a second.
 #define NEIGHBORS_PER_SECOND 100   // in CLASS_CONTROL
 #define BROADCASTS_PER_SECOND 1000 // multicast and broadcast, in any class
-#define NEWCOMERS_PER_SECOND 20    // senders that a NIC gets to know
+#define NEWCOMERS_PER_SECOND 20    // new senders that a NIC records per second
 #define SECOND 1000000000ULL
 
 // What the rate of a sender means for a frame of ARP or neighbor discovery.
@@ -386,7 +386,7 @@ static __always_inline int has_high_rate(const struct link *link)
 	return rate_of(link->neighbors, 0) != RATE_LOW;
 }
 
-// Reports whether a NIC may get to know a sender of ARP and neighbor discovery. A host can use another
+// Reports whether the NIC may record a new sender of ARP and neighbor discovery. A host can use another
 // address in each frame. Its frames must not fill CLASS_CONTROL, nor the map of the senders that are
 // known. Their number is counted with a key that no address has.
 static __always_inline int may_be_known(__u32 parent)

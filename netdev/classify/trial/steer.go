@@ -47,20 +47,20 @@ func (t *trial) steer(point classify.AttachPoint) (err error) {
 			return err
 		}
 		if err := t.arrives(t.nic, t.sentBy(minor)); err != nil {
-			return fmt.Errorf("no frame came to the queue of its class: %w", err)
+			return fmt.Errorf("no frame reached the queue of its class: %w", err)
 		}
 		after, err := t.strayed()
 		if err != nil {
 			return err
 		}
 		if after > before {
-			return errors.New("a frame came to another queue than that of its class")
+			return errors.New("a frame reached a queue other than its own")
 		}
 	}
 	return nil
 }
 
-// strayed returns a counter that increases when a frame of the share arrives in another queue than that of
+// strayed returns a counter that increases when a frame of the share arrives in a queue other than that of
 // its class.
 func (t *trial) strayed() (uint64, error) {
 	strays, err := t.shaper.Strays(t.nic, t.trees)

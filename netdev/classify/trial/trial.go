@@ -225,10 +225,10 @@ func (t *trial) try(point classify.AttachPoint, key classify.Key) (err error) {
 		return err
 	}
 	if err := t.arrives(t.nic, t.sentBy(class)); err != nil {
-		return fmt.Errorf("a frame that a socket sent did not select the class of its share: %w", err)
+		return fmt.Errorf("a frame sent by a socket was not assigned to its share's class: %w", err)
 	}
 	if err := t.arrives(t.peer, t.received); err != nil {
-		return fmt.Errorf("a frame that arrived did not pass the IFB device: %w", err)
+		return fmt.Errorf("a received frame did not pass through the IFB device: %w", err)
 	}
 	return nil
 }
@@ -237,8 +237,8 @@ func (t *trial) try(point classify.AttachPoint, key classify.Key) (err error) {
 // frames, and the senders of ARP.
 func (t *trial) tryMemory(point classify.AttachPoint, key classify.Key) (routes, arp error) {
 	if !key.HasCookie() {
-		return errors.New("without the cookie, a frame with the address of the NIC counts as the node's"),
-			errors.New("without the cookie, the sender of ARP cannot be compared with that of a link")
+		return errors.New("without the namespace cookie, any frame with the NIC's address counts as the node's"),
+			errors.New("without the namespace cookie, the sender of ARP cannot be compared with the link's owner")
 	}
 	c, err := classify.OpenUnpinned(point, key, true)
 	if err != nil {
@@ -259,7 +259,7 @@ func (t *trial) tryRoutes(c *classify.Classifier) error {
 	}
 	route := func() error { return sendDatagrams(t.nic) } // the frames of packet sockets have no route
 	if err := t.increases(route, t.sentBy(shape.ForwardedMinor)); err != nil {
-		return fmt.Errorf("a frame with a route did not select the class of forwarded frames: %w", err)
+		return fmt.Errorf("a routed frame was not assigned to the class for forwarded frames: %w", err)
 	}
 	return nil
 }
