@@ -301,14 +301,10 @@ func (k *Kind) Admit(share record.Share, others []*record.Share) error {
 	if err != nil {
 		return err
 	}
-	taken := make([]map[string]resource.Quantity, len(others))
-	for i, o := range others {
-		taken[i] = o.Capacity
-	}
 	// A share without an ID is the whole device: it was allocated before the
 	// device became shared, or by a scheduler without consumable capacity.
 	whole := d.config.Exclusive || share.ShareID == ""
-	return capacity.Admit(d.name, d.config.Capacities, whole, share.Capacity, taken)
+	return capacity.Admit(d.name, d.config.Capacities, whole, share.Capacity, record.CapacitiesOf(others))
 }
 
 // Edits implements driver.Kind.

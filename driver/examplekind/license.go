@@ -17,7 +17,6 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -175,11 +174,7 @@ func (k *Kind) Admit(share record.Share, others []*record.Share) error {
 	if err != nil {
 		return err
 	}
-	var granted []map[string]resource.Quantity
-	for _, o := range others {
-		granted = append(granted, o.Capacity)
-	}
-	return capacity.Admit(d.Name, d.Capacities, share.ShareID == "", share.Capacity, granted)
+	return capacity.Admit(d.Name, d.Capacities, share.ShareID == "", share.Capacity, record.CapacitiesOf(others))
 }
 
 // problem returns the reason why the device does not work, or "".

@@ -157,11 +157,8 @@ func (k *Kind) Admit(share record.Share, others []*record.Share) error {
 	if f == nil {
 		return errMissing(share.Device)
 	}
-	taken := make([]map[string]resource.Quantity, len(others))
-	for i, o := range others {
-		taken[i] = o.Capacity
-	}
-	return capacity.Admit(f.Name, f.Capacities, f.Exclusive || share.ShareID == "", share.Capacity, taken)
+	whole := f.Exclusive || share.ShareID == ""
+	return capacity.Admit(f.Name, f.Capacities, whole, share.Capacity, record.CapacitiesOf(others))
 }
 
 // Edits implements driver.Kind.

@@ -100,6 +100,15 @@ func (s Share) Same(other Share) bool {
 	return true
 }
 
+// CapacitiesOf returns the grant of each share, in the order of the shares.
+func CapacitiesOf(shares []*Share) []map[string]resource.Quantity {
+	grants := make([]map[string]resource.Quantity, len(shares))
+	for i, s := range shares {
+		grants[i] = s.Capacity
+	}
+	return grants
+}
+
 // Share returns the share of that name.
 func (c *Claim) Share(name string) (Share, bool) {
 	for _, s := range c.Shares {

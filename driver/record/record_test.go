@@ -35,6 +35,22 @@ func store(t *testing.T) *Store {
 	return s
 }
 
+func TestCapacitiesOf(t *testing.T) {
+	memory := func(amount string) map[string]resource.Quantity {
+		return map[string]resource.Quantity{"memory": resource.MustParse(amount)}
+	}
+	shares := []*Share{
+		{Name: "a", Capacity: memory("1Gi")}, {Name: "b", AdminAccess: true}, {Name: "c", Capacity: memory("2Gi")},
+	}
+	want := []map[string]resource.Quantity{memory("1Gi"), nil, memory("2Gi")}
+	if diff := cmp.Diff(want, CapacitiesOf(shares)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got := CapacitiesOf(nil); len(got) != 0 {
+		t.Errorf("without shares: %v", got)
+	}
+}
+
 func TestStore_roundTrip(t *testing.T) {
 	s := store(t)
 	want := claim("u")
