@@ -71,9 +71,27 @@ func AdminAccess(request string) cdi.Edits {
 	return cdi.Edits{Env: []string{Variable(request, params.EnvironmentAdminAccess) + "=true"}}
 }
 
-// TemplateVariables returns the variables of a grant that an administrator may
-// use in the texts of configured edits. See config.CapacitySuffixes.
-func TemplateVariables(c config.Capacities, grant map[string]resource.Quantity) map[string]string {
+// Share identifies a share to the texts of configured edits.
+type Share struct {
+	Name    string // unique on the node
+	Request string
+	Device  string
+	Node    string
+}
+
+// ShareVariables returns the variables that an administrator may use in the texts of configured edits of every
+// device kind: those that identify the share, and those of its grant. See config.Edits.
+func ShareVariables(s Share, c config.Capacities, grant map[string]resource.Quantity) map[string]string {
+	variables := amountVariables(c, grant)
+	maps.Copy(variables, map[string]string{
+		config.VariableShare: s.Name, config.VariableRequest: s.Request,
+		config.VariableDevice: s.Device, config.VariableNode: s.Node,
+	})
+	return variables
+}
+
+// amountVariables returns the variables of a grant: for each granted capacity, the names that config.Edits lists.
+func amountVariables(c config.Capacities, grant map[string]resource.Quantity) map[string]string {
 	variables := map[string]string{}
 	for name, whole := range c.Capacity {
 		q, ok := grant[name]

@@ -20,18 +20,21 @@ func quantities(values map[string]string) map[string]resource.Quantity {
 	return parsed
 }
 
-func TestTemplateVariables(t *testing.T) {
+func TestShareVariables(t *testing.T) {
+	share := Share{Name: "1f3c-gpu", Request: "gpu/fast", Device: "pci-0000-3b-00-0", Node: "n1"}
 	c := config.Capacities{Capacity: quantities(map[string]string{"memory": "141Gi", "compute": "3"})}
 	want := map[string]string{
+		"share": "1f3c-gpu", "request": "gpu/fast", "device": "pci-0000-3b-00-0", "node": "n1",
 		"memory": "2684354560", "memory.Ki": "2621440", "memory.Mi": "2560", "memory.Gi": "2", "memory.percent": "1",
 		"compute": "1", "compute.Ki": "0", "compute.Mi": "0", "compute.Gi": "0", "compute.percent": "33",
 	}
-	if diff := cmp.Diff(want, TemplateVariables(c, quantities(map[string]string{"memory": "2560Mi",
-		"compute": "1"}))); diff != "" {
+	grant := quantities(map[string]string{"memory": "2560Mi", "compute": "1"})
+	if diff := cmp.Diff(want, ShareVariables(share, c, grant)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if got := TemplateVariables(c, nil); len(got) != 0 {
-		t.Errorf("without a grant: %v", got)
+	want = map[string]string{"share": "1f3c-gpu", "request": "gpu/fast", "device": "pci-0000-3b-00-0", "node": "n1"}
+	if diff := cmp.Diff(want, ShareVariables(share, c, nil)); diff != "" {
+		t.Errorf("without a grant (-want +got):\n%s", diff)
 	}
 }
 

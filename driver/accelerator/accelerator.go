@@ -13,7 +13,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 
@@ -250,11 +249,9 @@ func mergeParameters(parameters [][]byte) (*params.AcceleratorShare, error) {
 
 // edits returns the CDI edits of containers with the share.
 func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) (cdi.Edits, error) {
-	variables := containeredits.TemplateVariables(d.config.Capacities, granted(d, share))
-	maps.Copy(variables, map[string]string{
-		config.VariableShare: share.Name, config.VariableRequest: share.Request,
-		config.VariableDevice: share.Device, config.VariableNode: k.node,
-	})
+	variables := containeredits.ShareVariables(containeredits.Share{
+		Name: share.Name, Request: share.Request, Device: share.Device, Node: k.node,
+	}, d.config.Capacities, granted(d, share))
 	if d.PCIBusID != "" {
 		variables[config.VariablePCIBusID] = d.PCIBusID
 	}

@@ -112,11 +112,9 @@ func (k *Kind) edits(f *config.Fabric, share record.Share) (cdi.Edits, error) {
 	}
 	granted = maps.Clone(granted)
 	delete(granted, params.CapacityGroups) // it counts PodGroups and grants nothing to a pod
-	variables := containeredits.TemplateVariables(f.Capacities, granted)
-	maps.Copy(variables, map[string]string{
-		config.VariableShare: share.Name, config.VariableRequest: share.Request,
-		config.VariableDevice: share.Device, config.VariableNode: k.node,
-	})
+	variables := containeredits.ShareVariables(containeredits.Share{
+		Name: share.Name, Request: share.Request, Device: share.Device, Node: k.node,
+	}, f.Capacities, granted)
 	expanded, err := f.Edits.Expand(variables)
 	if err != nil {
 		return cdi.Edits{}, fmt.Errorf("edits of fabric %q: %w", f.Name, err)
