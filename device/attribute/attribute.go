@@ -30,6 +30,11 @@ func Text(value string) resourceapi.DeviceAttribute {
 	return resourceapi.DeviceAttribute{StringValue: &value}
 }
 
+// AbsentTaint returns the taint of a device that is missing from the node while claims hold shares of it.
+func AbsentTaint() resourceapi.DeviceTaint {
+	return resourceapi.DeviceTaint{Key: params.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}
+}
+
 // PCIName returns the device name of a PCI device. The name follows from the
 // PCI address and does not depend on the order of discovery.
 func PCIName(busID string) string { return "pci-" + Label(busID) }

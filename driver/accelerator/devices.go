@@ -111,7 +111,7 @@ func (d *device) publish() resourceapi.Device {
 	out := resourceapi.Device{Name: d.name, Attributes: attribute.Map{params.AttributeKind: attribute.Text(Name)}}
 	switch {
 	case d.absent:
-		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		out.Taints = []resourceapi.DeviceTaint{attribute.AbsentTaint()}
 	case d.config.Exclusive && d.shared:
 		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintSharesHeld, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	}

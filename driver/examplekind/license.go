@@ -120,7 +120,7 @@ func (k *Kind) Devices() (devices []resourceapi.Device) {
 			AllowMultipleAllocations: ptr.To(true),
 		}
 		if d.absent {
-			out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+			out.Taints = []resourceapi.DeviceTaint{attribute.AbsentTaint()}
 		}
 		devices = append(devices, out)
 	}

@@ -300,7 +300,7 @@ func (d *device) publish() resourceapi.Device {
 	case d.unusable != nil:
 		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintUnusable, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	case d.absent:
-		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		out.Taints = []resourceapi.DeviceTaint{attribute.AbsentTaint()}
 	case d.down && d.network.LinkDown != config.TaintNone:
 		out.Taints = []resourceapi.DeviceTaint{
 			{Key: params.TaintLinkDown, Effect: resourceapi.DeviceTaintEffect(d.network.LinkDown)},
