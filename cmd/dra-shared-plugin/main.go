@@ -247,14 +247,18 @@ func (f *flags) newNode(ctx context.Context, c *config.DriverConfig) (*netdev.No
 
 // newKinds builds the device kinds. docs/dev/device-kinds.md explains how to add one.
 func (f *flags) newKinds(node *netdev.Node, c *rest.Config, config *config.DriverConfig) ([]driver.Kind, error) {
-	nics := nic.New(node, netdev.NewInventory(f.sysfs), config)
-	nics.RememberIn(filepath.Join(f.RunDir, "nics.json"), f.Failpoints)
-	addresses, err := f.newAllocator(c, nics.SetLost)
+	pools, err := f.addressPoolOptions(c)
 	if err != nil {
 		return nil, err
 	}
-	nics.UseAddressPools(addresses)
-	nics.UseDHCP(f.dhcpOptions())
+	nics, err := nic.NewKind(nic.Options{
+		Node: node, Inventory: netdev.NewInventory(f.sysfs), Config: config,
+		StateFile:    filepath.Join(f.RunDir, "nics.json"),
+		AddressPools: pools, OpenSockets: f.socketOpener(), Failpoints: f.Failpoints,
+	})
+	if err != nil {
+		return nil, err
+	}
 	return []driver.Kind{
 		nics,
 		accelerator.New(accel.HostAt(f.sysfs, f.procfs, f.devfs, f.cgroupfs), config, f.NodeName),
@@ -262,19 +266,18 @@ func (f *flags) newKinds(node *netdev.Node, c *rest.Config, config *config.Drive
 	}, nil
 }
 
-// dhcpOptions returns the options for leasing addresses.
-func (f *flags) dhcpOptions() nic.DHCPOptions {
-	o := nic.DHCPOptions{Failpoints: f.Failpoints}
-	if f.opener != "" {
-		o.Open = func(ctx context.Context, r attach.Record) (attach.Sockets, error) {
-			return attach.OpenIn(ctx, f.opener, r)
-		}
+// socketOpener returns the function that opens sockets in pods, or nil without --namespace-opener.
+func (f *flags) socketOpener() func(context.Context, attach.Record) (attach.Sockets, error) {
+	if f.opener == "" {
+		return nil
 	}
-	return o
+	return func(ctx context.Context, r attach.Record) (attach.Sockets, error) {
+		return attach.OpenIn(ctx, f.opener, r)
+	}
 }
 
-// newAllocator builds the allocator of addresses of pools.
-func (f *flags) newAllocator(config *rest.Config, onLost func(ipam.Lost)) (*ipam.Allocator, error) {
+// addressPoolOptions returns the options of the allocator of addresses of pools.
+func (f *flags) addressPoolOptions(config *rest.Config) (*ipam.Options, error) {
 	api, err := ipam.NewAPI(config)
 	if err != nil {
 		return nil, err
@@ -283,12 +286,11 @@ func (f *flags) newAllocator(config *rest.Config, onLost func(ipam.Lost)) (*ipam
 	if err != nil {
 		return nil, err
 	}
-	return ipam.New(ipam.Options{
+	return &ipam.Options{
 		Node: f.NodeName, Instance: f.Instance, API: api, Locks: locks, NodeLabels: f.nodeLabels,
 		// A plugin of another release that runs at the same time must use the same file.
 		LastPluginFile: filepath.Join(f.RunDir, "addresses-holder"), Failpoints: f.Failpoints,
-		OnLost: onLost,
-	}), nil
+	}, nil
 }
 
 // nodeLabels returns the labels of the node.

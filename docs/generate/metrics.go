@@ -25,6 +25,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/accelerator"
 	"github.com/dra-shared/dra-driver-shared/driver/fabric"
 	"github.com/dra-shared/dra-driver-shared/driver/nic"
+	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
 func metricsPage(string) (string, error) {
@@ -83,12 +84,16 @@ func pluginMetrics() ([]metric, error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	registry := prometheus.NewRegistry()
+	nics, err := nic.NewKind(nic.Options{
+		Node: &netdev.Node{}, Inventory: netdev.NewInventory("/sys"), Config: &config.DriverConfig{},
+	})
+	if err != nil {
+		return nil, err
+	}
 	if _, err := driver.New(driver.Options{
 		DriverName: api.DriverName, Metrics: registry, PluginDir: filepath.Join(dir, "plugin"),
 		CDIDir: filepath.Join(dir, "cdi"), RunDir: filepath.Join(dir, "run"),
-		Kinds: []driver.Kind{
-			nic.New(nil, nil, nil), accelerator.New(accel.Host{}, nil, ""), fabric.New(&config.DriverConfig{}, ""),
-		},
+		Kinds: []driver.Kind{nics, accelerator.New(accel.Host{}, nil, ""), fabric.New(&config.DriverConfig{}, "")},
 	}); err != nil {
 		return nil, err
 	}

@@ -32,10 +32,6 @@ type reservation struct {
 	Routes []params.Route `json:"routes,omitempty"`
 }
 
-// UseAddressPools makes the kind assign addresses of AddressPools. Without this call, it
-// refuses claims that name a pool.
-func (k *Kind) UseAddressPools(a *ipam.Allocator) { k.addresses = a }
-
 // configurePools replaces unset AddressPools by the default pools of the device's
 // network, and validates them.
 func (k *Kind) configurePools(

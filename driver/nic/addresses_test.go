@@ -20,7 +20,7 @@ func TestClaimedIn_missingNIC(t *testing.T) {
 		Kind: Name, Device: "missing", Parameters: []byte(`{"addresses": ["10.20.1.1/16"]}`),
 	}}}
 	want := map[ipam.Address]bool{{IP: netip.MustParseAddr("10.20.1.1")}: true}
-	got := New(nil, nil, nil).claimedIn([]*record.Claim{claim})
+	got := newKind(t, Options{}).claimedIn([]*record.Claim{claim})
 	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 		t.Errorf("claimed addresses (-want +got):\n%s", diff)
 	}

@@ -249,7 +249,7 @@ func share(id, bandwidth string) record.Share {
 }
 
 func TestAdmit(t *testing.T) {
-	k := New(nil, nil, nil)
+	k := newKind(t, Options{})
 	devices, _ := plan([]netdev.NIC{virtual("nic0")}, load(t, `[{name: a, interfaces: [nic0], bandwidth: 1G, shares: 3}]`))
 	k.devices = map[string]*device{"nic0": devices[0]}
 	whole := record.Share{Name: "c", Device: "nic0"}

@@ -21,23 +21,10 @@ import (
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
-	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/dhcp"
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
-
-// DHCPOptions configure how the kind leases addresses.
-type DHCPOptions struct {
-	// Open opens sockets in the network namespace of an attachment; see attach.Opener. If it is
-	// nil, the kind refuses claims that lease addresses: it could not renew them.
-	Open func(ctx context.Context, r attach.Record) (attach.Sockets, error)
-	// Failpoints intercepts what changes the state of DHCP servers; default none.
-	Failpoints failpoint.Injector
-}
-
-// UseDHCP makes the kind lease addresses. Without this call, it refuses claims that do.
-func (k *Kind) UseDHCP(o DHCPOptions) { k.dhcp = o }
 
 const (
 	// acquireTimeout limits how long a pod waits for its first lease.
@@ -72,7 +59,7 @@ func (k *Kind) configureDHCP(
 	if len(p.DHCP) == 0 {
 		return nil
 	}
-	if k.dhcp.Open == nil {
+	if k.openSockets == nil {
 		return fmt.Errorf("dhcp: Forbidden: %v: the plugin cannot renew leases: set plugin.dhcp in the chart", p.DHCP)
 	}
 	if ptr.Deref(p.KeepAddresses, false) {
@@ -136,7 +123,7 @@ func (k *Kind) acquire(
 		if err != nil {
 			return lease, err
 		}
-		err = k.dhcp.Failpoints.Do("lease address", func() (err error) {
+		err = k.failpoints.Do("lease address", func() (err error) {
 			lease, err = client.Acquire(ctx, conn)
 			return err
 		})
@@ -203,7 +190,7 @@ func (k *Kind) decline(client dhcp.Client, link attach.Link, packet *os.File, le
 	if err != nil {
 		return err
 	}
-	return k.dhcp.Failpoints.Do("decline address", func() error { return client.Decline(conn, lease) })
+	return k.failpoints.Do("decline address", func() error { return client.Decline(conn, lease) })
 }
 
 // refuseLease refuses an address outside the subnets that the network allows: a server that does
@@ -261,7 +248,7 @@ func (k *Kind) returnLease(ctx context.Context, link attach.Link) {
 	client, err := clientOf(link)
 	lease := leaseOf(link)
 	if err == nil && lease.State(dhcp.SinceBoot()) != dhcp.Expired {
-		err = k.dhcp.Failpoints.Do("release lease", func() error { return client.Release(link.Parent, lease) })
+		err = k.failpoints.Do("release lease", func() error { return client.Release(link.Parent, lease) })
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to release a leased address; it is free when the lease ends",
@@ -382,7 +369,7 @@ func stateOf(link attach.Link, now time.Duration) dhcp.State {
 // leaseWarnings returns the warning that the plugin cannot renew leases, as one before it could.
 func (k *Kind) leaseWarnings() []driver.Warning {
 	states := k.leases.Load()
-	if k.dhcp.Open != nil || states == nil || len(*states) == 0 {
+	if k.openSockets != nil || states == nil || len(*states) == 0 {
 		return nil
 	}
 	return []driver.Warning{{

@@ -121,15 +121,16 @@ func TestKind_refusePooled(t *testing.T) {
 		{"storage", "10.20.9.1", ""},
 		{"other", "10.20.8.1", ""},
 	} {
-		k := New(nil, nil, nil)
-		k.UseAddressPools(ipam.New(ipam.Options{API: fakePools{pools: []network.AddressPool{pool}}, Node: "n1"}))
+		k := newKind(t, Options{
+			AddressPools: &ipam.Options{API: fakePools{pools: []network.AddressPool{pool}}, Node: "n1"},
+		})
 		refused, err := k.refusePooled(t.Context(), tc.network, netip.MustParseAddr(tc.address))
 		if err != nil || (refused == nil) != (tc.want == "") ||
 			refused != nil && !strings.Contains(refused.Error(), tc.want) {
 			t.Errorf("%s on network %s: got %v and error %v, want %q", tc.address, tc.network, refused, err, tc.want)
 		}
 	}
-	refused, err := New(nil, nil, nil).refusePooled(t.Context(), "storage", netip.MustParseAddr("10.20.8.1"))
+	refused, err := newKind(t, Options{}).refusePooled(t.Context(), "storage", netip.MustParseAddr("10.20.8.1"))
 	if refused != nil || err != nil {
 		t.Errorf("without AddressPools: got %v and error %v", refused, err)
 	}
@@ -157,10 +158,11 @@ func TestKind_configureDHCP(t *testing.T) {
 		{name: "a kept address", network: ipv4, claim: params.NetworkAttachment{KeepAddresses: ptr.To(true)}, want: true,
 			err: "keepAddresses: Forbidden"},
 	} {
-		k := New(nil, nil, nil)
+		var o Options
 		if !tc.closed {
-			k.UseDHCP(DHCPOptions{Open: opens})
+			o.OpenSockets = opens
 		}
+		k := newKind(t, o)
 		err := k.configureDHCP(t.Context(), "default", &config.Network{Name: "a", DHCP: tc.network}, &tc.claim)
 		if got := len(tc.claim.DHCP) > 0; got != tc.want {
 			t.Errorf("%s: the link leases an address: %t, want %t", tc.name, got, tc.want)
@@ -211,12 +213,11 @@ func TestKind_Warnings_leasesWithoutOpener(t *testing.T) {
 		{name: "no leases", leases: leaseStates{}},
 		{name: "leases that it renews", opens: true, leases: leaseStates{dhcp.Bound: 1}},
 	} {
-		k := New(nil, nil, nil)
+		var o Options
 		if tc.opens {
-			k.UseDHCP(DHCPOptions{Open: func(context.Context, attach.Record) (attach.Sockets, error) {
-				return attach.Sockets{}, nil
-			}})
+			o.OpenSockets = func(context.Context, attach.Record) (attach.Sockets, error) { return attach.Sockets{}, nil }
 		}
+		k := newKind(t, o)
 		k.leases.Store(&tc.leases)
 		warned := false
 		for _, w := range k.Warnings() {

@@ -23,9 +23,9 @@ type lostAddresses struct {
 	changed chan struct{} // has an element if altered has grown
 
 	mu sync.Mutex
-	// lost is nil until SetLost was called.
+	// lost is nil until setLost was called.
 	lost ipam.Lost
-	// kept are the addresses of links for which blocking was called before SetLost.
+	// kept are the addresses of links for which blocking was called before setLost.
 	kept map[ipam.Address]bool
 	// altered are the addresses for which the result of blocking has changed since takeAltered was
 	// called.
@@ -38,8 +38,8 @@ func newLostAddresses() *lostAddresses {
 	}
 }
 
-// SetLost sets the addresses that the node has lost; see ipam.Options.
-func (k *Kind) SetLost(lost ipam.Lost) {
+// setLost sets the addresses that the node has lost; see ipam.Options.
+func (k *Kind) setLost(lost ipam.Lost) {
 	l := k.lost
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -69,7 +69,7 @@ func (l *lostAddresses) takeAltered() map[ipam.Address]bool {
 	return altered
 }
 
-// blocking returns when a link must be blocked because of its addresses. Until SetLost was called,
+// blocking returns when a link must be blocked because of its addresses. Until setLost was called,
 // a link that the previous plugin has blocked stays blocked.
 func (l *lostAddresses) blocking(link attach.Link) netdev.Blocking {
 	l.mu.Lock()

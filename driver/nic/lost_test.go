@@ -10,14 +10,13 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/nic/ipam"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
-func TestKind_SetLost(t *testing.T) {
-	k := New(nil, nil, &config.DriverConfig{})
+func TestKind_setLost(t *testing.T) {
+	k := newKind(t, Options{})
 	link := attach.Link{Network: "storage", Addresses: []string{"10.20.0.1/16"}}
 	other := attach.Link{Network: "storage", Addresses: []string{"10.20.0.2/16"}}
 	static := attach.Link{Sources: []string{"10.20.0.1"}}
@@ -37,17 +36,17 @@ func TestKind_SetLost(t *testing.T) {
 		}
 	}
 	check("before it is known", netdev.BlockAsBefore, netdev.BlockAsBefore)
-	k.SetLost(ipam.Lost{address: "n2"})
+	k.setLost(ipam.Lost{address: "n2"})
 	altered("first known", 2) // the links must be examined again, whatever the result
 	check("lost", netdev.BlockAlways, netdev.BlockIfChanged)
-	k.SetLost(ipam.Lost{address: ""})
+	k.setLost(ipam.Lost{address: ""})
 	altered("no node has it any longer", 1)
-	k.SetLost(ipam.Lost{address: ""})
+	k.setLost(ipam.Lost{address: ""})
 	altered("the same", 0)
-	k.SetLost(ipam.Lost{})
+	k.setLost(ipam.Lost{})
 	altered("taken again", 1)
 	check("taken again", netdev.BlockIfChanged, netdev.BlockIfChanged)
-	k.SetLost(ipam.Lost{address: ""})
+	k.setLost(ipam.Lost{address: ""})
 	altered("lost again, to no node", 1)
 }
 

@@ -31,7 +31,7 @@ const memoryVersion = 1
 //
 // The methods are not safe for concurrent use.
 type memory struct {
-	path       string // on a file system that a reboot clears; "" if there is no file
+	path       string // see Options.StateFile; "" if there is no file
 	failpoints failpoint.Injector
 
 	nics map[string]rememberedNIC // by name of the interface
@@ -55,12 +55,6 @@ type memoryFile struct {
 type rememberedNIC struct {
 	Speed  uint64 `json:"speed,omitempty"`  // the last known one, in bits per second
 	Uplink bool   `json:"uplink,omitempty"` // see netdev.NIC
-}
-
-// RememberIn makes the kind keep what it remembers about NICs in a file, so that the next plugin knows it. The file
-// must be on a file system that a reboot clears. Call RememberIn before the kind is used.
-func (k *Kind) RememberIn(path string, failpoints failpoint.Injector) {
-	k.memory = memory{path: path, failpoints: failpoints}
 }
 
 // list returns the NICs of the node, with what is remembered about them. It locks k.mu, but not while it lists

@@ -125,8 +125,10 @@ func TestMemory_addSpeeds(t *testing.T) {
 }
 
 func TestKind_remember(t *testing.T) {
-	k := New(&netdev.Node{}, netdev.NewInventory("/sys"), load(t, `[{name: a, interfaces: ["nic*"], bandwidth: 1G}]`))
-	k.RememberIn(newMemory(t, "").path, nil)
+	k := newKind(t, Options{
+		Config:    load(t, `[{name: a, interfaces: ["nic*"], bandwidth: 1G}]`),
+		StateFile: newMemory(t, "").path,
+	})
 	k.memory.since = dhcp.SinceBoot()
 	nics := []netdev.NIC{
 		{Name: "nic0", Carrier: true}, {Name: "nic2", Speed: 25e9}, {Name: "nic3"}, {Name: "eno2", Speed: 1e9},
@@ -166,8 +168,7 @@ func TestKind_mayBecomeUplink(t *testing.T) {
 			func(k *Kind, _ []netdev.NIC) { k.memory.nics = map[string]rememberedNIC{"nic0": {}} }, []string{"nic1"}},
 		"nothing can be passed on": {func(k *Kind, _ []netdev.NIC) { k.memory.path = "" }, nil},
 	} {
-		k, nics := New(&netdev.Node{}, netdev.NewInventory("/sys"), c), slices.Clone(nics)
-		k.RememberIn("/run/nics.json", nil)
+		k, nics := newKind(t, Options{Config: c, StateFile: "/run/nics.json"}), slices.Clone(nics)
 		k.memory.since = dhcp.SinceBoot()
 		tc.change(k, nics)
 		var got []string

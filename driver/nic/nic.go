@@ -6,6 +6,7 @@
 // a macvlan link in each pod of the claim; all its links share one class on
 // the node. The files are:
 //
+//	options.go    what the kind is built from
 //	nic.go        the devices of the node, and the methods of driver.Kind
 //	problems.go   NICs that cannot be shared: events, readiness, takeover
 //	devices.go    NICs of the node -> devices to publish
@@ -53,6 +54,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/nic/ipam"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 	"github.com/dra-shared/dra-driver-shared/internal/requeue"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
@@ -68,8 +70,9 @@ type Kind struct {
 	config    *config.DriverConfig
 	// addresses is nil if the kind assigns no addresses of AddressPools.
 	addresses *ipam.Allocator
-	// dhcp leases addresses.
-	dhcp DHCPOptions
+	// openSockets is nil if the kind leases no addresses; see Options.OpenSockets.
+	openSockets func(ctx context.Context, r attach.Record) (attach.Sockets, error)
+	failpoints  failpoint.Injector
 	// leases counts the leases of links by state; nil until they were counted for the first time.
 	leases atomic.Pointer[leaseStates]
 	// leaseFailures has the message of the last failed attempt to keep or get the lease of a link, by leaseID.
@@ -115,14 +118,6 @@ var (
 	_ driver.WarningReporter      = (*Kind)(nil)
 	_ driver.TakeoverChecker      = (*Kind)(nil)
 )
-
-// New builds the kind. It does not access the node: CheckTakeover and Refresh are the first to do so.
-func New(node *netdev.Node, inventory *netdev.Inventory, c *config.DriverConfig) *Kind {
-	return &Kind{
-		node: node, inventory: inventory, config: c, duplicates: newDuplicates(), lost: newLostAddresses(),
-		hidden: newHiddenLinks(), failedNICs: map[int]string{},
-	}
-}
 
 // Name implements driver.Kind.
 func (k *Kind) Name() string { return Name }

@@ -316,7 +316,7 @@ func (l leasedLink) network() *config.Network {
 func (l leasedLink) exchange(ctx context.Context, f func(context.Context, attach.Sockets) error) error {
 	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
 	defer cancel()
-	sockets, err := l.kind.dhcp.open(ctx, l.Record)
+	sockets, err := l.kind.openSocketsOf(ctx, l.Record)
 	if err != nil {
 		return err
 	}
@@ -324,11 +324,12 @@ func (l leasedLink) exchange(ctx context.Context, f func(context.Context, attach
 	return f(ctx, sockets)
 }
 
-func (o DHCPOptions) open(ctx context.Context, r attach.Record) (attach.Sockets, error) {
-	if o.Open == nil {
+// openSocketsOf opens sockets in the pod of a recorded attachment.
+func (k *Kind) openSocketsOf(ctx context.Context, r attach.Record) (attach.Sockets, error) {
+	if k.openSockets == nil {
 		return attach.Sockets{}, errors.New("the plugin cannot open sockets in pods: set plugin.dhcp to true in the chart")
 	}
-	return o.Open(ctx, r)
+	return k.openSockets(ctx, r)
 }
 
 func (l leasedLink) acquire(ctx context.Context) (lease dhcp.Lease, err error) {
@@ -357,7 +358,7 @@ func (l leasedLink) renew(ctx context.Context, lease dhcp.Lease, state dhcp.Stat
 		if err != nil {
 			return err
 		}
-		return l.kind.dhcp.Failpoints.Do("renew lease", func() (err error) {
+		return l.kind.failpoints.Do("renew lease", func() (err error) {
 			renewed, err = client.Renew(ctx, conn, lease, state)
 			return err
 		})

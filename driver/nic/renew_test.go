@@ -68,8 +68,7 @@ func TestLeasedLink_setNew_releasesAddressOfEndedPod(t *testing.T) {
 		{"the record has the address", fakeAttachments{}, false},
 	} {
 		var operations []string
-		k := New(nil, nil, nil)
-		k.UseDHCP(DHCPOptions{Failpoints: func(name string, _ func() error) error {
+		k := newKind(t, Options{Failpoints: func(name string, _ func() error) error {
 			operations = append(operations, name)
 			return nil
 		}})
@@ -97,7 +96,7 @@ func TestRenewer_mayHaveLeases(t *testing.T) {
 		attachment("not attached yet", attach.Link{}),
 		attachment("lease", attach.Link{Index: 1, DHCP: &attach.Lease{}}),
 	}}
-	r := newRenewer(New(nil, nil, nil), attachments)
+	r := newRenewer(newKind(t, Options{}), attachments)
 	r.running = parallelExchanges // so that start starts no task
 	listed := func() (claims []string) {
 		var workers sync.WaitGroup
@@ -126,7 +125,7 @@ func TestRenewer_start_keepsTasksIfRecordsAreUnreadable(t *testing.T) {
 		err  error
 		want int
 	}{{nil, 0}, {errors.New("unreadable"), 1}} {
-		r := newRenewer(New(nil, nil, nil), fakeAttachments{listErr: tc.err})
+		r := newRenewer(newKind(t, Options{}), fakeAttachments{listErr: tc.err})
 		r.tasks[leaseID{claim: "c"}] = &leaseTask{next: dhcp.SinceBoot() + time.Hour}
 		var workers sync.WaitGroup
 		r.start(t.Context(), &workers)

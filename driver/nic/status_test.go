@@ -57,12 +57,12 @@ func podState(t *testing.T, pod string, link netdev.LinkState) driver.PodState {
 		t.Fatal(problems)
 	}
 	p := params.NetworkAttachment{Routes: []params.Route{{Destination: "10.30.0.0/16", Gateway: "10.20.0.1"}}}
-	state := New(nil, nil, nil).state(devices[0], record.Share{}, p, netdev.Attachment{Name: "net1"}, link)
+	state := newKind(t, Options{}).state(devices[0], record.Share{}, p, netdev.Attachment{Name: "net1"}, link)
 	return driver.PodState{Pod: attach.Pod{UID: pod, Namespace: "ns", Name: pod}, State: state}
 }
 
 func TestStatusData_oneLink(t *testing.T) {
-	data := New(nil, nil, nil).StatusData([]driver.PodState{podState(t, "p", linkState("10.20.0.5/16"))}, 0)
+	data := newKind(t, Options{}).StatusData([]driver.PodState{podState(t, "p", linkState("10.20.0.5/16"))}, 0)
 	got, err := yaml.Marshal(data)
 	if err != nil {
 		t.Fatal(err)
@@ -123,7 +123,7 @@ func TestStatusData_manyPodsIsBounded(t *testing.T) {
 			podState(t, fmt.Sprintf("%s-%03d", strings.Repeat("long", 60), 299-i), linkState(addresses...)),
 		)
 	}
-	raw, err := json.Marshal(New(nil, nil, nil).StatusData(attachments, 1))
+	raw, err := json.Marshal(newKind(t, Options{}).StatusData(attachments, 1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestStatusData_listsAllPodsOfANode(t *testing.T) {
 			attachments = append(attachments, podState(t, name, linkState(fmt.Sprintf("10.200.100.%d/16", 100+i))))
 		}
 		attachments[7].Ready = false
-		got, ok := New(nil, nil, nil).StatusData(attachments, 0).(params.NetworkStatusSummary)
+		got, ok := newKind(t, Options{}).StatusData(attachments, 0).(params.NetworkStatusSummary)
 		if !ok || got.Truncated || len(got.First) != pods {
 			t.Fatalf("status of %d pods: got %d links, truncated %t, want all", pods, len(got.First), got.Truncated)
 		}
@@ -229,7 +229,7 @@ func TestKind_Edits_announceIPv6(t *testing.T) {
 			Request: "nic", ShareID: "s", Parameters: json.RawMessage(parameters),
 			Capacity: map[string]resource.Quantity{params.CapacityBandwidth: resource.MustParse("10M")},
 		}
-		edits, err := New(nil, nil, nil).Edits(share)
+		edits, err := newKind(t, Options{}).Edits(share)
 		if got := strings.Join(edits.Hook, " "); got != want || err != nil {
 			t.Errorf("hook of a share with parameters %s: got arguments %q and error %v, want %q", parameters, got, err, want)
 		}
@@ -284,7 +284,7 @@ func TestKind_enforced(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			k := New(&netdev.Node{}, nil, nil)
+			k := newKind(t, Options{})
 			c := k.enforcementCondition(changed(tc.change), tc.share, hardCap, tc.link)
 			if c.Type != params.ConditionBandwidthEnforced || c.Reason != tc.reason || !strings.Contains(c.Message, tc.text) {
 				t.Errorf("condition %+v, want the reason %s and a message with %q", c, tc.reason, tc.text)

@@ -197,20 +197,23 @@ func newPlugin(c pluginConfig, failpoints failpoint.Injector) (*plugin, error) {
 	if c.Production {
 		orphanGrace = 0 // the default
 	}
-	nics := nic.New(node, netdev.NewInventory("/sys"), driverConfig)
-	nics.RememberIn(filepath.Join(c.Dir, "run/nics.json"), failpoints)
+	nicOptions := nic.Options{
+		Node: node, Inventory: netdev.NewInventory("/sys"), Config: driverConfig,
+		StateFile: filepath.Join(c.Dir, "run/nics.json"), Failpoints: failpoints,
+	}
 	if c.Opener != "" {
-		nics.UseDHCP(nic.DHCPOptions{Failpoints: failpoints,
-			Open: func(ctx context.Context, r attach.Record) (attach.Sockets, error) {
-				return attach.OpenIn(ctx, c.Opener, r)
-			}})
+		nicOptions.OpenSockets = func(ctx context.Context, r attach.Record) (attach.Sockets, error) {
+			return attach.OpenIn(ctx, c.Opener, r)
+		}
 	}
 	if c.Pools {
-		allocator, err := newAllocator(c, restConfig, nics, failpoints)
-		if err != nil {
+		if nicOptions.AddressPools, err = addressPoolOptions(c, restConfig, failpoints); err != nil {
 			return nil, err
 		}
-		nics.UseAddressPools(allocator)
+	}
+	nics, err := nic.NewKind(nicOptions)
+	if err != nil {
+		return nil, err
 	}
 	d, err := driver.New(driver.Options{
 		DriverName: driverName, NodeName: c.Node, Client: client, Instance: c.Instance, RollingUpdate: true,
@@ -239,10 +242,10 @@ fabrics:
 - {name: rack1, nodeSelector: {rack: "1"}}`
 }
 
-// newAllocator builds the allocator of the addresses of pools, as the program of the plugin does.
-func newAllocator(
-	c pluginConfig, restConfig *rest.Config, nics *nic.Kind, failpoints failpoint.Injector,
-) (*ipam.Allocator, error) {
+// addressPoolOptions returns the options of the allocator of the addresses of pools, as the program of the plugin does.
+func addressPoolOptions(
+	c pluginConfig, restConfig *rest.Config, failpoints failpoint.Injector,
+) (*ipam.Options, error) {
 	api, err := ipam.NewAPI(restConfig)
 	if err != nil {
 		return nil, err
@@ -251,12 +254,12 @@ func newAllocator(
 	if err != nil {
 		return nil, err
 	}
-	return ipam.New(ipam.Options{
-		Node: c.Node, Instance: c.Instance, API: api, Locks: locks, OnLost: nics.SetLost, Failpoints: failpoints,
+	return &ipam.Options{
+		Node: c.Node, Instance: c.Instance, API: api, Locks: locks, Failpoints: failpoints,
 		Wait:           c.AddressWait,
 		NodeLabels:     func(context.Context) (map[string]string, error) { return nil, nil },
 		LastPluginFile: filepath.Join(c.Dir, "run/addresses-holder"),
-	}), nil
+	}, nil
 }
 
 // dhcpDefault makes all links of the network lease addresses, if c says so.

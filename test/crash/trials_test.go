@@ -45,7 +45,10 @@ func TestTrials_repeatedOncePerRefresh(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kind := nic.New(node, netdev.NewInventory("/sys"), c)
+	kind, err := nic.NewKind(nic.Options{Node: node, Inventory: netdev.NewInventory("/sys"), Config: c})
+	if err != nil {
+		t.Fatal(err)
+	}
 	_, ctx := ktesting.NewTestContext(t)
 	for _, step := range []struct {
 		name             string
