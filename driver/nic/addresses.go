@@ -93,7 +93,11 @@ func (k *Kind) Reserve(
 		}
 	}
 	cookie := reserved.Namespace.Cookie
-	request := reservationRequest(share, r, p, static, network, cookie)
+	request := ipam.Request{
+		Pools: p.AddressPools, Network: network, Reserved: addrsOf(static), PodNamespace: r.Pod.Namespace,
+		Keep: ptr.Deref(p.KeepAddresses, false), Pod: r.Pod.Name, Interface: p.InterfaceName,
+		Owner: ownerOf(r.ClaimUID, share.Name, cookie, r.Pod),
+	}
 	unassigned := attach.Link{Parent: d.nic.Index, MAC: macOf(share, r, cookie).String(), Network: network}
 	link := unassigned
 	assign := func(assigned ipam.Assignment) (err error) {
@@ -105,18 +109,6 @@ func (k *Kind) Reserve(
 	return k.assignUnused(ctx, request, k.usedIn(records), assign, func() (addressOwners, error) {
 		return k.refusedAddresses(ctx, d, link, static)
 	})
-}
-
-// reservationRequest returns the request for the addresses of a link.
-func reservationRequest(
-	share record.Share, r attach.Request, p params.NetworkAttachment, static []netip.Prefix, network string, cookie uint64,
-) ipam.Request {
-	return ipam.Request{
-		Pools: p.AddressPools, Network: network, Reserved: addrsOf(static),
-		PodNamespace: r.Pod.Namespace,
-		Owner:        ownerOf(r.ClaimUID, share.Name, cookie, r.Pod),
-		Keep:         ptr.Deref(p.KeepAddresses, false), Pod: r.Pod.Name, Interface: p.InterfaceName,
-	}
 }
 
 // payloadOf returns a link with its assigned addresses, and the payload of its reservation.

@@ -72,7 +72,8 @@ func (k *Kind) Attach(
 		return attached, err
 	}
 	defer conn.Close()
-	planned, err := k.planLink(ctx, d, share, r, sandbox, conn)
+	attempt := attachAttempt{device: d, share: share, request: r, sandbox: sandbox, conn: conn}
+	planned, err := k.planLink(ctx, attempt)
 	if err != nil {
 		return attached, err
 	}
@@ -83,7 +84,7 @@ func (k *Kind) Attach(
 	if err != nil {
 		return attached, fmt.Errorf("on %s: %w", d.nic.Name, err)
 	}
-	attached, link, err := k.finishAttachment(ctx, d, share, r, sandbox, conn, planned, a)
+	attached, link, err := k.finishAttachment(ctx, attempt, planned, a)
 	if err != nil {
 		return attached, k.node.Undo(err, a)
 	}
@@ -93,25 +94,33 @@ func (k *Kind) Attach(
 	return attached, nil
 }
 
+// attachAttempt is an attempt to attach a share to a pod.
+type attachAttempt struct {
+	device  *device
+	share   record.Share
+	request attach.Request
+	sandbox driver.Sandbox
+	conn    *rtnl.Conn // over the socket of sandbox.Netlink
+}
+
 // finishAttachment leases the address of a new link, if the share leases one, and returns what the driver records. The
 // caller undoes the attachment if it fails.
 func (k *Kind) finishAttachment(
-	ctx context.Context, d *device, share record.Share, r attach.Request, sandbox driver.Sandbox, conn *rtnl.Conn,
-	planned plannedLink, a netdev.Attachment,
+	ctx context.Context, attempt attachAttempt, planned plannedLink, a netdev.Attachment,
 ) (attached driver.Attached, link attach.Link, err error) {
 	link = linkOf(a, planned.reserved)
-	if link.Sysctls, err = sysctlsOf(share); err != nil {
+	if link.Sysctls, err = sysctlsOf(attempt.share); err != nil {
 		return attached, link, err
 	}
 	addresses := planned.Addresses
 	if planned.Leases {
-		link.DHCP = newLease(share, r)
-		if err := k.firstLease(ctx, d, a, sandbox, conn, planned.leasedRoutes, &link); err != nil {
+		link.DHCP = newLease(attempt.share, attempt.request)
+		if err := k.firstLease(ctx, attempt, a, planned.leasedRoutes, &link); err != nil {
 			return attached, link, err
 		}
 		addresses = append(addresses, leaseOf(link).Address)
 	}
-	if attached, err = attachedResult(a, sandbox, link); err != nil {
+	if attached, err = attachedResult(a, attempt.sandbox, link); err != nil {
 		return attached, link, err
 	}
 	attached.NetworkData = networkData(link.Name, a.MAC, addresses)
@@ -129,10 +138,9 @@ type plannedLink struct {
 }
 
 // planLink returns the configuration of a share's link. It refuses addresses that another host on the network has.
-func (k *Kind) planLink(
-	ctx context.Context, d *device, share record.Share, r attach.Request, sandbox driver.Sandbox, conn *rtnl.Conn,
-) (planned plannedLink, err error) {
-	cookie, err := conn.Cookie()
+func (k *Kind) planLink(ctx context.Context, attempt attachAttempt) (planned plannedLink, err error) {
+	d, share, r := attempt.device, attempt.share, attempt.request
+	cookie, err := attempt.conn.Cookie()
 	if err != nil {
 		return planned, err
 	}
@@ -153,14 +161,15 @@ func (k *Kind) planLink(
 			"remove the address from that host, or choose another address", found, d.network.Name)
 	}
 	spec.Alias = alias(r.Pod, share)
-	if planned.reserved, err = addReserved(spec, sandbox.Reserved); err != nil { // Reserve has probed these addresses
+	// Reserve has probed the addresses that it reserved.
+	if planned.reserved, err = addReserved(spec, attempt.sandbox.Reserved); err != nil {
 		return planned, err
 	}
 	if !spec.Leases {
 		return planned, nil
 	}
 	planned.leasedRoutes, spec.Routes = splitRoutes(spec.Routes)
-	if sandbox.Packet == nil {
+	if attempt.sandbox.Packet == nil {
 		err = attach.ErrPacketNeeded
 	}
 	return planned, err

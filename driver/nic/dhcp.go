@@ -91,18 +91,17 @@ func clientOf(link attach.Link) (c dhcp.Client, err error) {
 // firstLease leases an address for a new link, adds it to the link in the pod, and sets the lease
 // in link. routes are the IPv4 routes of the claim.
 func (k *Kind) firstLease(
-	ctx context.Context, d *device, a netdev.Attachment, sandbox driver.Sandbox, conn *rtnl.Conn,
-	routes []netdev.Route, link *attach.Link,
+	ctx context.Context, attempt attachAttempt, a netdev.Attachment, routes []netdev.Route, link *attach.Link,
 ) error {
 	ctx, cancel := context.WithTimeout(ctx, acquireTimeout)
 	defer cancel()
-	lease, err := k.acquire(ctx, d, a, *link, sandbox.Packet)
+	lease, err := k.acquire(ctx, attempt.device, a, *link, attempt.sandbox.Packet)
 	if err != nil {
 		return err
 	}
 	setLease(link, lease)
 	a.Addresses = append(a.Addresses, lease.Address.Addr())
-	if err := k.apply(a, lease, routes, conn, sandbox.Packet); err != nil {
+	if err := k.apply(a, lease, routes, attempt.conn, attempt.sandbox.Packet); err != nil {
 		k.returnLease(ctx, *link)
 		return fmt.Errorf("address %s of DHCP server %s: %w", lease.Address, lease.Server, err)
 	}
