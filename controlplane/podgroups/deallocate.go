@@ -37,9 +37,8 @@ const (
 // deletedClaimChange returns the change for shard n, which a user is deleting. The primary shard
 // keeps its entries as long as there are others: they use its devices and
 // consume none of their capacity.
-func (r *Reconciler) deletedClaimChange(
-	ctx context.Context, g *group, s *sharedClaim, n int, claim *resourceapi.ResourceClaim,
-) (claims.Change, error) {
+func (r *Reconciler) deletedClaimChange(ctx context.Context, g *group, s *sharedClaim, n int) (claims.Change, error) {
+	claim := s.shards[n]
 	if claim.Status.Allocation == nil || n == s.primary && len(s.shards) > 1 {
 		return claims.Change{}, nil
 	}

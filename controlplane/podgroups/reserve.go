@@ -24,7 +24,7 @@ func (r *Reconciler) reserve(ctx context.Context, g *group) error {
 	var errs error
 	for _, s := range g.sharedClaims {
 		for n, claim := range s.shards {
-			change, err := r.claimChange(ctx, g, s, n, claim)
+			change, err := r.claimChange(ctx, g, s, n)
 			written := r.writer().Apply(ctx, claim, change)
 			if claims.IsRefused(written) {
 				s.reserveProblem = fmt.Errorf("the API server refuses a change of the reservations of ResourceClaim %s: %w; "+
@@ -37,11 +37,10 @@ func (r *Reconciler) reserve(ctx context.Context, g *group) error {
 }
 
 // claimChange returns the next change of the entries of shard n.
-func (r *Reconciler) claimChange(
-	ctx context.Context, g *group, s *sharedClaim, n int, claim *resourceapi.ResourceClaim,
-) (claims.Change, error) {
+func (r *Reconciler) claimChange(ctx context.Context, g *group, s *sharedClaim, n int) (claims.Change, error) {
+	claim := s.shards[n]
 	if claim.DeletionTimestamp != nil {
-		return r.deletedClaimChange(ctx, g, s, n, claim)
+		return r.deletedClaimChange(ctx, g, s, n)
 	}
 	users := g.users(s, n)
 	isPrimary := n == s.primary
