@@ -36,9 +36,11 @@ type Finder struct {
 	APIReader client.Reader
 	// Mapper resolves the resources that annotations name.
 	Mapper meta.RESTMapper
-	// StartWatch starts a watch for objects of a kind; see Watch.
+	// StartWatch starts a watch for objects of a kind; see Watch. It does not wait for the API server, because other
+	// lookups may wait for it.
 	StartWatch func(schema.GroupVersionKind, schema.GroupResource) error
 
+	// mu is not held during requests to the API server: an answer for one kind may take long.
 	mu sync.Mutex
 	// watched has the kinds with a watch. A watch does not end while the controller runs: their number is
 	// limited by controller.reservedFor of the chart, which permits the controller to watch a kind.
@@ -185,9 +187,7 @@ func (f *Finder) mappingFor(ref Reference) (*meta.RESTMapping, error) {
 // trigger reconciles of the objects that name it.
 func (f *Finder) watch(ctx context.Context, mapping *meta.RESTMapping) error {
 	kind := mapping.GroupVersionKind
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.watched[kind] {
+	if f.isWatched(kind) {
 		return nil
 	}
 	// Without permission, an informer retries forever and returns no error. List once
@@ -197,6 +197,11 @@ func (f *Finder) watch(ctx context.Context, mapping *meta.RESTMapping) error {
 	if err := f.APIReader.List(ctx, list, client.Limit(1)); err != nil {
 		return err
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.watched[kind] {
+		return nil // another worker has listed the kind, too
+	}
 	if err := f.StartWatch(kind, mapping.Resource.GroupResource()); err != nil {
 		return fmt.Errorf("watch %s: %w", mapping.Resource.GroupResource(), err)
 	}
@@ -205,4 +210,10 @@ func (f *Finder) watch(ctx context.Context, mapping *meta.RESTMapping) error {
 	}
 	f.watched[kind] = true
 	return nil
+}
+
+func (f *Finder) isWatched(kind schema.GroupVersionKind) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.watched[kind]
 }
