@@ -359,16 +359,16 @@ func claimReconcilers(
 			ClusterLeavesStaleEntries: leavesStaleEntries,
 		}
 	}
-	newFinder := func() *workload.Finder {
-		return &workload.Finder{APIReader: m.GetAPIReader(), Mapper: m.GetRESTMapper()}
+	newLookup := func() *workload.Lookup {
+		return &workload.Lookup{APIReader: m.GetAPIReader(), Mapper: m.GetRESTMapper()}
 	}
 	podGroupReconciler := newOwnerReconciler(o.Mode)
-	podGroupReconciler.Finder, podGroupReconciler.Unused = newFinder(), workload.NewTimer(clock.RealClock{})
+	podGroupReconciler.Lookup, podGroupReconciler.Unused = newLookup(), workload.NewTimer(clock.RealClock{})
 	reconcilers := []reconciler{
 		&podGroupReconciler,
 		&reservedfor.Reconciler{
 			Client: m.GetClient(), APIReader: m.GetAPIReader(), Cluster: cluster, Driver: o.DriverName, Events: recorder,
-			Finder: newFinder(), Unused: workload.NewTimer(clock.RealClock{}),
+			Lookup: newLookup(), Unused: workload.NewTimer(clock.RealClock{}),
 			ClusterLeavesStaleEntries: leavesStaleEntries,
 		},
 	}

@@ -55,8 +55,8 @@ type Reconciler struct {
 	Events events.EventRecorder
 	// ClusterLeavesStaleEntries is the result of claims.ClusterLeavesStaleEntries.
 	ClusterLeavesStaleEntries bool
-	// Finder finds the workloads of PodGroups. SetupWithManager sets its StartWatch.
-	Finder *workload.Finder
+	// Lookup finds the workloads of PodGroups. SetupWithManager sets its StartWatch.
+	Lookup *workload.Lookup
 	// Unused measures for how long a PodGroup has had no pods.
 	Unused *workload.Timer
 

@@ -80,7 +80,7 @@ func newTestEnv(t *testing.T, objects ...client.Object) *testEnv {
 	testClock := clocktesting.NewFakePassiveClock(time.Now())
 	return &testEnv{T: t, client: c, recorder: recorder, clock: testClock, reconciler: &Reconciler{
 		Client: cached(c), APIReader: c, Mode: mode.Bridge, Driver: testDriver, Events: recorder,
-		Finder: &workload.Finder{
+		Lookup: &workload.Lookup{
 			APIReader: c, Mapper: mapper,
 			StartWatch: func(schema.GroupVersionKind, schema.GroupResource) error { return nil },
 		},

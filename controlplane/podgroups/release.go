@@ -72,7 +72,7 @@ func (r *Reconciler) workloadOf(
 	if invalid != nil { // admission denies it
 		return state, 0, fmt.Errorf("annotation %s: %q %w", scheduling.WorkloadAnnotation, name, invalid), nil
 	}
-	state, err = r.Finder.Find(ctx, namespace, ref)
+	state, err = r.Lookup.Find(ctx, namespace, ref)
 	var unverifiable *workload.UnverifiableError
 	switch {
 	case errors.Is(err, workload.ErrMissing):

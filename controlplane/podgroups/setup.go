@@ -61,7 +61,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 		b = b.Owns(&schedulingapi.PodGroup{})
 	}
 	c, err := b.Build(r)
-	r.Finder.StartWatch = workload.Watch(c, m.GetCache(), r.groupsOfWorkload)
+	r.Lookup.StartWatch = workload.Watch(c, m.GetCache(), r.groupsOfWorkload)
 	return err
 }
 

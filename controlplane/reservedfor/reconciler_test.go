@@ -103,7 +103,7 @@ func newTestEnv(t *testing.T, claim *resourceapi.ResourceClaim, objects ...clien
 	mapper.Add(batchv1.SchemeGroupVersion.WithKind("Job"), meta.RESTScopeNamespace)
 	e.reconciler = &Reconciler{
 		Client: e.client, APIReader: e.client, Cluster: e.cluster, Driver: testDriver, Events: e.recorder, pods: e.pods,
-		Finder: &workload.Finder{
+		Lookup: &workload.Lookup{
 			APIReader: e.client, Mapper: mapper,
 			StartWatch: func(_ schema.GroupVersionKind, resource schema.GroupResource) error {
 				e.watches = append(e.watches, resource.String())

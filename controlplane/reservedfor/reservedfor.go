@@ -48,8 +48,8 @@ type Reconciler struct {
 	Cluster kubernetes.Interface
 	// pods has the pods of claims whose holders exist.
 	pods podWatcher
-	// Finder finds the holders. SetupWithManager sets its StartWatch.
-	Finder *workload.Finder
+	// Lookup finds the holders. SetupWithManager sets its StartWatch.
+	Lookup *workload.Lookup
 	// Unused measures for how long no pod has used a claim.
 	Unused *workload.Timer
 	// Driver is the name of the driver whose devices get the condition Held.
@@ -95,7 +95,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 		WatchesRawSource(pods.Source()).
 		WithOptions(retry.Options()).
 		Build(r)
-	r.Finder.StartWatch = workload.Watch(c, m.GetCache(), r.claimsHeldBy)
+	r.Lookup.StartWatch = workload.Watch(c, m.GetCache(), r.claimsHeldBy)
 	return err
 }
 
@@ -154,7 +154,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		// namespace's deletion would keep the namespace too.
 		return ctrl.Result{}, r.apply(ctx, &claim, releaseChange(&claim, holder))
 	}
-	state, err := r.Finder.Find(ctx, claim.Namespace, ref)
+	state, err := r.Lookup.Find(ctx, claim.Namespace, ref)
 	var unverifiable *workload.UnverifiableError
 	switch {
 	case errors.Is(err, workload.ErrRefused):
@@ -211,7 +211,7 @@ func (r *Reconciler) reconcileUnverifiable(
 	return ctrl.Result{RequeueAfter: workload.RetryInterval}, r.report(ctx, claim, cause.Reason, message)
 }
 
-// reconcileMissing releases a claim whose holder does not exist. The Finder watches the
+// reconcileMissing releases a claim whose holder does not exist. The Lookup watches the
 // holder's kind, so an event announces when it does.
 func (r *Reconciler) reconcileMissing(
 	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder,

@@ -28,9 +28,9 @@ var (
 // lookupTimeout limits a Find that must not wait.
 const lookupTimeout = 10 * time.Second
 
-// newFinder returns a Finder for an API server without objects, which calls list for each list of a kind, and the kinds
-// for which the Finder has started watches.
-func newFinder(list func(ctx context.Context, kind string) error) (f *Finder, watches func() []string) {
+// newLookup returns a Lookup for an API server without objects, which calls list for each list of a kind, and the kinds
+// for which the Lookup has started watches.
+func newLookup(list func(ctx context.Context, kind string) error) (l *Lookup, watches func() []string) {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(batchv1.SchemeGroupVersion.WithKind("Job"), meta.RESTScopeNamespace)
 	mapper.Add(appsv1.SchemeGroupVersion.WithKind("Deployment"), meta.RESTScopeNamespace)
@@ -44,7 +44,7 @@ func newFinder(list func(ctx context.Context, kind string) error) (f *Finder, wa
 			return c.List(ctx, l, o...)
 		},
 	}).Build()
-	return &Finder{
+	return &Lookup{
 			APIReader: reader, Mapper: mapper,
 			StartWatch: func(kind schema.GroupVersionKind, _ schema.GroupResource) error {
 				mu.Lock()
@@ -60,9 +60,9 @@ func newFinder(list func(ctx context.Context, kind string) error) (f *Finder, wa
 }
 
 // An API server that answers slowly for one kind delays no lookup of another kind.
-func TestFinder_Find_whileAnotherKindIsListed(t *testing.T) {
+func TestLookup_Find_whileAnotherKindIsListed(t *testing.T) {
 	listing, release := make(chan struct{}), make(chan struct{})
-	f, watches := newFinder(func(_ context.Context, kind string) error {
+	l, watches := newLookup(func(_ context.Context, kind string) error {
 		if kind == "Job" {
 			close(listing)
 			<-release
@@ -71,12 +71,12 @@ func TestFinder_Find_whileAnotherKindIsListed(t *testing.T) {
 	})
 	slow, fast := make(chan error, 1), make(chan error, 1)
 	go func() {
-		_, err := f.Find(t.Context(), "default", job)
+		_, err := l.Find(t.Context(), "default", job)
 		slow <- err
 	}()
 	<-listing
 	go func() {
-		_, err := f.Find(t.Context(), "default", deployment)
+		_, err := l.Find(t.Context(), "default", deployment)
 		fast <- err
 	}()
 	select {
@@ -97,11 +97,11 @@ func TestFinder_Find_whileAnotherKindIsListed(t *testing.T) {
 }
 
 // Several workers find objects of a kind for the first time at the same time.
-func TestFinder_Find_startsOneWatchForParallelLookups(t *testing.T) {
+func TestLookup_Find_startsOneWatchForParallelLookups(t *testing.T) {
 	const workers = 8
 	var lists sync.WaitGroup
 	lists.Add(workers)
-	f, watches := newFinder(func(ctx context.Context, _ string) error {
+	l, watches := newLookup(func(ctx context.Context, _ string) error {
 		lists.Done()
 		all := make(chan struct{})
 		go func() {
@@ -120,7 +120,7 @@ func TestFinder_Find_startsOneWatchForParallelLookups(t *testing.T) {
 	var finds sync.WaitGroup
 	for range workers {
 		finds.Go(func() {
-			if _, err := f.Find(ctx, "default", job); !errors.Is(err, ErrMissing) {
+			if _, err := l.Find(ctx, "default", job); !errors.Is(err, ErrMissing) {
 				t.Errorf("got error %v, want %v", err, ErrMissing)
 			}
 		})

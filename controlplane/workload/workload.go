@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package workload finds the objects that annotations name: holders of claims, and
-// creators of the pods of PodGroups. Users choose their kinds, so the Finder
+// creators of the pods of PodGroups. Users choose their kinds, so the Lookup
 // reads the few fields in which kinds agree, and starts a watch for each kind that an
 // annotation names.
 package workload
@@ -30,8 +30,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-// Finder finds objects, and watches their kinds.
-type Finder struct {
+// Lookup finds objects, and watches their kinds.
+type Lookup struct {
 	// APIReader reads from the API server.
 	APIReader client.Reader
 	// Mapper resolves the resources that annotations name.
@@ -47,7 +47,7 @@ type Finder struct {
 	watched map[schema.GroupVersionKind]bool
 }
 
-// Watch returns a function for Finder.StartWatch that makes a controller reconcile
+// Watch returns a function for Lookup.StartWatch that makes a controller reconcile
 // the requests which enqueue returns for an object.
 func Watch(
 	c controller.Controller, from cache.Cache,
@@ -76,7 +76,7 @@ type State struct {
 // announces that an administrator grants a permission or installs an API.
 const RetryInterval = time.Minute
 
-// UnverifiableError reports that the Finder cannot determine whether an object
+// UnverifiableError reports that the Lookup cannot determine whether an object
 // exists until the author of the annotation or the administrator changes something.
 type UnverifiableError struct {
 	// Reason is a reason of the condition Held.
@@ -97,15 +97,15 @@ var (
 // Find returns the state of an object, and starts a watch for objects of its resource.
 // It returns ErrMissing if the object does not exist, an UnverifiableError if it cannot
 // determine that, and an error that wraps ErrRefused for objects without a namespace.
-func (f *Finder) Find(ctx context.Context, namespace string, ref Reference) (State, error) {
-	mapping, err := f.mappingFor(ref)
+func (l *Lookup) Find(ctx context.Context, namespace string, ref Reference) (State, error) {
+	mapping, err := l.mappingFor(ref)
 	if err != nil {
 		return State{}, err
 	}
 	kind := mapping.GroupVersionKind
 	object := &unstructured.Unstructured{}
 	object.SetGroupVersionKind(kind)
-	err = f.APIReader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: ref.Name}, object)
+	err = l.APIReader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: ref.Name}, object)
 	if apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
 		// The API server also returns this error if it no longer serves the resource. The object
 		// may still exist.
@@ -114,7 +114,7 @@ func (f *Finder) Find(ctx context.Context, namespace string, ref Reference) (Sta
 	}
 	missing := apierrors.IsNotFound(err)
 	if err == nil || missing {
-		err = f.watch(ctx, mapping)
+		err = l.watch(ctx, mapping)
 	}
 	switch {
 	case apierrors.IsForbidden(err):
@@ -157,8 +157,8 @@ func stateOf(object *unstructured.Unstructured) State {
 // mappingFor returns the REST mapping of the object's resource. It accepts only the
 // plural, because entries of status.reservedFor with other names are not recognized
 // as the holder's.
-func (f *Finder) mappingFor(ref Reference) (*meta.RESTMapping, error) {
-	kind, err := f.Mapper.KindFor(ref.WithVersion(""))
+func (l *Lookup) mappingFor(ref Reference) (*meta.RESTMapping, error) {
+	kind, err := l.Mapper.KindFor(ref.WithVersion(""))
 	if meta.IsNoMatchError(err) {
 		return nil, &UnverifiableError{v1alpha1.ReasonHolderUnknown,
 			fmt.Sprintf("the cluster does not serve resource %s: "+
@@ -167,7 +167,7 @@ func (f *Finder) mappingFor(ref Reference) (*meta.RESTMapping, error) {
 	if err != nil {
 		return nil, err
 	}
-	mapping, err := f.Mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	mapping, err := l.Mapper.RESTMapping(kind.GroupKind(), kind.Version)
 	if err != nil {
 		return nil, err
 	}
@@ -185,35 +185,35 @@ func (f *Finder) mappingFor(ref Reference) (*meta.RESTMapping, error) {
 
 // watch starts a watch for the resource, unless there is one. Events about an object
 // trigger reconciles of the objects that name it.
-func (f *Finder) watch(ctx context.Context, mapping *meta.RESTMapping) error {
+func (l *Lookup) watch(ctx context.Context, mapping *meta.RESTMapping) error {
 	kind := mapping.GroupVersionKind
-	if f.isWatched(kind) {
+	if l.isWatched(kind) {
 		return nil
 	}
 	// Without permission, an informer retries forever and returns no error. List once
 	// to find out.
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(kind)
-	if err := f.APIReader.List(ctx, list, client.Limit(1)); err != nil {
+	if err := l.APIReader.List(ctx, list, client.Limit(1)); err != nil {
 		return err
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.watched[kind] {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.watched[kind] {
 		return nil // another worker has listed the kind, too
 	}
-	if err := f.StartWatch(kind, mapping.Resource.GroupResource()); err != nil {
+	if err := l.StartWatch(kind, mapping.Resource.GroupResource()); err != nil {
 		return fmt.Errorf("watch %s: %w", mapping.Resource.GroupResource(), err)
 	}
-	if f.watched == nil {
-		f.watched = map[schema.GroupVersionKind]bool{}
+	if l.watched == nil {
+		l.watched = map[schema.GroupVersionKind]bool{}
 	}
-	f.watched[kind] = true
+	l.watched[kind] = true
 	return nil
 }
 
-func (f *Finder) isWatched(kind schema.GroupVersionKind) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.watched[kind]
+func (l *Lookup) isWatched(kind schema.GroupVersionKind) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.watched[kind]
 }
