@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -69,12 +70,14 @@ func (p *pools) watch(ctx context.Context, changed func()) {
 			DeleteFunc: func(any) { changed() },
 		},
 	})
-	go func() {
+	var synced sync.WaitGroup
+	defer synced.Wait()
+	synced.Go(func() {
 		if cache.WaitForCacheSync(ctx.Done(), controller.HasSynced) {
 			p.watched.Store(&store)
 			changed()
 		}
-	}()
+	})
 	controller.RunWithContext(ctx)
 }
 
