@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -43,7 +44,7 @@ type openRequest struct {
 	Namespace Namespace `json:"namespace"`
 }
 
-// Serve answers requests until ctx ends.
+// Serve answers requests until ctx ends, and then waits for those in progress.
 func (o Opener) Serve(ctx context.Context) error {
 	if err := os.Remove(o.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -54,6 +55,8 @@ func (o Opener) Serve(ctx context.Context) error {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
 	defer stop()
+	var group sync.WaitGroup
+	defer group.Wait()
 	slots := make(chan struct{}, maxConnections)
 	for {
 		conn, err := listener.AcceptUnix()
@@ -64,10 +67,10 @@ func (o Opener) Serve(ctx context.Context) error {
 			return fmt.Errorf("accept the plugin: %w", err)
 		}
 		slots <- struct{}{}
-		go func() {
+		group.Go(func() {
 			defer func() { <-slots }()
 			o.serve(conn)
-		}()
+		})
 	}
 }
 

@@ -172,6 +172,46 @@ func TestOpener(t *testing.T) {
 	}
 }
 
+// A request in progress has sockets in the namespace of a pod, so the opener closes them before it ends.
+func TestOpener_Serve_waitsForRequestsInProgress(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("the opener serves root only")
+	}
+	o, record := opener(t)
+	o.Socket += "2"
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- o.Serve(ctx) }()
+	var silent net.Conn // sends no request
+	eventually.Eventually(t, 10*time.Second, "the opener listens", func() (err error) {
+		silent, err = net.Dial(network, o.Socket)
+		return err
+	})
+	defer func() { _ = silent.Close() }()
+	// The opener accepts connections in order, so it has accepted the silent one when it answers this one.
+	if _, err := OpenIn(t.Context(), o.Socket, record); err == nil || !strings.Contains(err.Error(), "open sockets in the pod") {
+		t.Fatalf("got error %v, want an answer that refuses the request", err)
+	}
+	cancel()
+	select {
+	case err := <-ended:
+		t.Fatalf("the opener ended before the request, with error %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	if err := silent.Close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the opener has not ended after the request")
+	}
+}
+
 // Without a record of the attachment, the opener opens nothing: a record exists only while the plugin
 // serves the pod.
 func TestOpener_refusesUnknownAttachment(t *testing.T) {
