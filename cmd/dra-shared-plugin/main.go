@@ -170,9 +170,7 @@ func (f *flags) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if f.metricsAddress != "" {
-		go f.newMetricsServer(ctx, registry, d).run(ctx)
-	}
+	defer f.startMetrics(ctx, registry, d)()
 	return wait()
 }
 

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -65,6 +66,23 @@ func (f *flags) newMetricsServer(
 	return &metricsServer{address: f.metricsAddress, handler: mux, interval: metricsInterval, problems: problems}
 }
 
+// startMetrics serves metrics in the background, if --metrics-address is set. stop stops the server and waits for it:
+// the plugin also ends when ctx does not, because of an error.
+func (f *flags) startMetrics(
+	ctx context.Context, registry *prometheus.Registry, problems problemReporter,
+) (stop func()) {
+	if f.metricsAddress == "" {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var server sync.WaitGroup
+	server.Go(func() { f.newMetricsServer(ctx, registry, problems).run(ctx) })
+	return func() {
+		cancel()
+		server.Wait()
+	}
+}
+
 // run serves metrics until ctx ends. If that fails, it reports the error and tries again.
 func (s *metricsServer) run(ctx context.Context) {
 	logged := ""
@@ -99,9 +117,16 @@ func (s *metricsServer) serve(ctx context.Context) error {
 	}
 	s.problems.EndWarning(notServed)
 	server := &http.Server{Handler: s.handler, ReadHeaderTimeout: 5 * time.Second}
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stop()
-	return server.Serve(listener)
+	closed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(closed)
+		_ = server.Close()
+	})
+	err = server.Serve(listener) // it returns before Close does
+	if !stop() {
+		<-closed
+	}
+	return err
 }
 
 // errorLog logs metrics that cannot be collected.

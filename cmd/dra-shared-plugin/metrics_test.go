@@ -175,15 +175,39 @@ type noProblems struct {
 func (n noProblems) Warn(w driver.Warning)     { n.t.Errorf("got the event %s: %s", w.Reason, w.Message) }
 func (n noProblems) EndWarning(driver.Warning) { n.listening <- struct{}{} }
 
-func TestMetricsServer_twoPluginsOfARollingUpdate(t *testing.T) {
+// freeAddress returns an address that no program listens on.
+func freeAddress(t *testing.T) string {
+	t.Helper()
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := free.Addr().String()
 	if err := free.Close(); err != nil {
 		t.Fatal(err)
 	}
+	return free.Addr().String()
+}
+
+// The plugin also ends because of an error, while its context continues.
+func TestFlags_startMetrics_stopEndsServer(t *testing.T) {
+	address := freeAddress(t)
+	_, ctx := ktesting.NewTestContext(t)
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(prometheus.NewCounter(prometheus.CounterOpts{Name: "test_total"}))
+	problems := noProblems{t, make(chan struct{}, 1)}
+	stop := (&flags{metricsAddress: address}).startMetrics(ctx, registry, problems)
+	eventually.Eventually(t, timeout, "the plugin serves metrics", func() error { return getMetrics(address) })
+	stop()
+	other, err := net.Listen("tcp", address) // without SO_REUSEPORT
+	if err != nil {
+		t.Fatalf("the server still listens: %v", err)
+	}
+	defer other.Close()
+	(&flags{}).startMetrics(ctx, registry, problems)() // without --metrics-address
+}
+
+func TestMetricsServer_twoPluginsOfARollingUpdate(t *testing.T) {
+	address := freeAddress(t)
 	problems := noProblems{t, make(chan struct{}, 2)}
 	var stopOld func()
 	for _, plugin := range []string{"old", "new"} {
