@@ -85,9 +85,9 @@ func NameOfShard(first string, shard int) string {
 // maxShardSuffix is the length of the longest suffix that Name appends for a shard.
 const maxShardSuffix = len("-255")
 
-// GeneratedAnnotations returns the annotations that identify a generated claim. Only the
+// generatedAnnotations returns the annotations that identify a generated claim. Only the
 // controller sets them.
-func GeneratedAnnotations() []string {
+func generatedAnnotations() []string {
 	return []string{
 		scheduling.ClaimAnnotation, scheduling.ReplicaAnnotation, scheduling.ShardAnnotation, scheduling.PrimaryAnnotation,
 	}
@@ -117,7 +117,7 @@ func generate(
 	meta := *template.Spec.ObjectMeta.DeepCopy()
 	annotations := map[string]string{}
 	maps.Copy(annotations, meta.Annotations)
-	for _, name := range GeneratedAnnotations() {
+	for _, name := range generatedAnnotations() {
 		delete(annotations, name) // the claim would not be recognized as the owner's
 	}
 	annotations[scheduling.ClaimAnnotation] = entry

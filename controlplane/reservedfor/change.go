@@ -14,7 +14,7 @@ import (
 // holdChange returns the change for a claim whose holder exists: the owner's entry is
 // added when the claim is in use on a node, and the entries of earlier objects of the
 // same name are removed.
-func holdChange(claim *resourceapi.ResourceClaim, holder Holder, owner claims.Owner, inUse bool) claims.Change {
+func holdChange(claim *resourceapi.ResourceClaim, holder holderRef, owner claims.Owner, inUse bool) claims.Change {
 	var change claims.Change
 	isPredecessor := func(entry resourceapi.ResourceClaimConsumerReference) bool {
 		return holder.isEntry(entry) && entry.UID != owner.UID
@@ -33,7 +33,7 @@ func holdChange(claim *resourceapi.ResourceClaim, holder Holder, owner claims.Ow
 // entries of objects of that name are removed, regardless of their UIDs. If no other
 // entries remain, the claim is deallocated, unless it is being deleted, in which case
 // Kubernetes deallocates it.
-func releaseChange(claim *resourceapi.ResourceClaim, holder Holder) claims.Change {
+func releaseChange(claim *resourceapi.ResourceClaim, holder holderRef) claims.Change {
 	remove := claims.EntriesToRemove(claim, holder.isEntry)
 	switch {
 	case len(remove) == 0:

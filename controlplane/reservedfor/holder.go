@@ -16,35 +16,35 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 )
 
-// Holder names an object in the claim's namespace that holds the claim.
-type Holder struct{ workload.Reference }
+// holderRef names an object in the claim's namespace that holds the claim.
+type holderRef struct{ workload.Reference }
 
 // IsHeldBy reports whether a claim with these entries is reserved for the holder that
 // the annotation names. The annotation must not change then, because the controller
 // would not find the holder's entry any more to remove it.
 func IsHeldBy(annotation string, entries []resourceapi.ResourceClaimConsumerReference) bool {
 	ref, err := workload.Parse(annotation)
-	return err == nil && Holder{ref}.hasEntry(entries)
+	return err == nil && holderRef{ref}.hasEntry(entries)
 }
 
 // hasEntry reports whether one of the entries is for an object with the holder's
 // resource and name, regardless of its UID.
-func (h Holder) hasEntry(entries []resourceapi.ResourceClaimConsumerReference) bool {
+func (h holderRef) hasEntry(entries []resourceapi.ResourceClaimConsumerReference) bool {
 	return slices.ContainsFunc(entries, h.isEntry)
 }
 
-func (h Holder) isEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
+func (h holderRef) isEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
 	return entry.APIGroup == h.Group && entry.Resource == h.Resource && entry.Name == h.Name
 }
 
 // isOther reports whether the entry is for a user of the claim other than the holder and
 // terminal pods.
-func (h Holder) isOther(entry resourceapi.ResourceClaimConsumerReference) bool {
+func (h holderRef) isOther(entry resourceapi.ResourceClaimConsumerReference) bool {
 	return !h.isEntry(entry) && !claims.IsTerminalPodEntry(entry)
 }
 
 // isOwnerOf reports whether the claim was generated for the object. The hash in the claim's name is the proof.
-func (h Holder) isOwnerOf(claim *resourceapi.ResourceClaim) bool {
+func (h holderRef) isOwnerOf(claim *resourceapi.ResourceClaim) bool {
 	c := metav1.GetControllerOfNoCopy(claim)
 	if c == nil {
 		return false

@@ -142,7 +142,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, r.withdraw(ctx, &claim)
 	}
 	ref, err := workload.Parse(text)
-	holder := Holder{ref}
+	holder := holderRef{ref}
 	if err != nil {
 		return ctrl.Result{}, r.refuse(ctx, &claim, holder, err)
 	}
@@ -173,7 +173,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 
 // refuse reports that the annotation is invalid, and releases a claim that is held for
 // an object that cannot hold claims, which earlier releases accepted.
-func (r *Reconciler) refuse(ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, cause error) error {
+func (r *Reconciler) refuse(ctx context.Context, claim *resourceapi.ResourceClaim, holder holderRef, cause error) error {
 	r.pods.Forget(client.ObjectKeyFromObject(claim))
 	if holder.Name != "" {
 		if change := releaseChange(claim, holder); !change.Empty() {
@@ -187,7 +187,7 @@ func (r *Reconciler) refuse(ctx context.Context, claim *resourceapi.ResourceClai
 
 // reconcileGenerated reports that the annotation names the object for which the claim was generated. That object's
 // own controller holds and releases the claim; two writers of one entry would revert each other without end.
-func (r *Reconciler) reconcileGenerated(ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder) error {
+func (r *Reconciler) reconcileGenerated(ctx context.Context, claim *resourceapi.ResourceClaim, holder holderRef) error {
 	r.pods.Forget(client.ObjectKeyFromObject(claim))
 	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
 		return r.withdraw(ctx, claim)
@@ -200,7 +200,7 @@ func (r *Reconciler) reconcileGenerated(ctx context.Context, claim *resourceapi.
 // reconcileUnverifiable handles a claim for which the controller cannot determine
 // whether the holder exists. An entry of the holder stays.
 func (r *Reconciler) reconcileUnverifiable(
-	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, cause *workload.UnverifiableError,
+	ctx context.Context, claim *resourceapi.ResourceClaim, holder holderRef, cause *workload.UnverifiableError,
 ) (ctrl.Result, error) {
 	r.pods.Forget(client.ObjectKeyFromObject(claim))
 	message := fmt.Sprintf("not held by %s: %v", holder, cause)
@@ -214,7 +214,7 @@ func (r *Reconciler) reconcileUnverifiable(
 // reconcileMissing releases a claim whose holder does not exist. The Lookup watches the
 // holder's kind, so an event announces when it does.
 func (r *Reconciler) reconcileMissing(
-	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder,
+	ctx context.Context, claim *resourceapi.ResourceClaim, holder holderRef,
 ) error {
 	r.pods.Forget(client.ObjectKeyFromObject(claim))
 	change := releaseChange(claim, holder)
@@ -228,7 +228,7 @@ func (r *Reconciler) reconcileMissing(
 // reconcileNotHeld adds the entry of an existing holder when the claim is in use and has room for it. Until the claim
 // is in use, it withdraws what was reported before the holder appeared, or before the claim was released.
 func (r *Reconciler) reconcileNotHeld(
-	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, uid types.UID,
+	ctx context.Context, claim *resourceapi.ResourceClaim, holder holderRef, uid types.UID,
 ) error {
 	inUse, err := r.isInUse(ctx, claim)
 	if err != nil {
@@ -256,7 +256,7 @@ func (r *Reconciler) reconcileNotHeld(
 // of the holder, permits it (KEP-5194). The next pod makes the scheduler allocate the claim
 // again.
 func (r *Reconciler) reconcileHeld(
-	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, state workload.State,
+	ctx context.Context, claim *resourceapi.ResourceClaim, holder holderRef, state workload.State,
 ) (ctrl.Result, error) {
 	policy, err := releasePolicy(claim)
 	message := heldMessage(holder, policy, err)
@@ -306,7 +306,7 @@ func releasePolicy(claim *resourceapi.ResourceClaim) (scheduling.Release, error)
 
 // heldMessage describes how long the claim stays allocated. err is the error of its
 // annotation release.
-func heldMessage(holder Holder, policy scheduling.Release, err error) string {
+func heldMessage(holder holderRef, policy scheduling.Release, err error) string {
 	message := fmt.Sprintf("allocated as long as %s exists", holder)
 	if err != nil {
 		return fmt.Sprintf("%s; the annotation %s is ignored: it %v", message, scheduling.ReleaseAnnotation, err)

@@ -36,7 +36,7 @@ func describe(c claims.Change) string {
 }
 
 var (
-	train = Holder{workload.Reference{
+	train = holderRef{workload.Reference{
 		GroupResource: schema.GroupResource{Group: "batch", Resource: "jobs"}, Name: "train",
 	}}
 	podEntry      = resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "p", UID: "p"}

@@ -15,10 +15,10 @@ import (
 	"time"
 )
 
-// Interval is the longest time between the end of a failed check and the start of the next
+// interval is the longest time between the end of a failed check and the start of the next
 // one, except after slow checks. At first the time is shorter, an eighth of the time that
 // has passed, so that a short wait ends soon after its condition is met.
-const Interval = 50 * time.Millisecond
+const interval = 50 * time.Millisecond
 
 const (
 	shortestInterval = 2 * time.Millisecond
@@ -30,7 +30,7 @@ const (
 // kubectl, take at most about a third of the time of a long wait, to leave processor time
 // for the processes that the test waits for.
 func nextInterval(passed, check time.Duration) time.Duration {
-	longest := max(Interval, min(2*check, slowInterval))
+	longest := max(interval, min(2*check, slowInterval))
 	return min(max(passed/8, shortestInterval), longest)
 }
 

@@ -232,7 +232,7 @@ func isMilli(q resource.Quantity) bool {
 // variables returns the names of the variables for these capacities in edits.
 func (c Capacities) variables() (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(c.Capacity)) {
-		for _, suffix := range CapacitySuffixes {
+		for _, suffix := range capacitySuffixes {
 			names = append(names, name+suffix)
 		}
 	}

@@ -60,10 +60,10 @@ const (
 
 var shareVariables = []string{VariableShare, VariableRequest, VariableDevice, VariableNode}
 
-// CapacitySuffixes lists what follows the name of a capacity in the names of its
+// capacitySuffixes lists what follows the name of a capacity in the names of its
 // variables: nothing for the granted amount as a decimal number, .Ki, .Mi, and .Gi for
 // whole units, and .percent for the percentage of the device, each rounded down.
-var CapacitySuffixes = []string{"", ".Ki", ".Mi", ".Gi", ".percent"}
+var capacitySuffixes = []string{"", ".Ki", ".Mi", ".Gi", ".percent"}
 
 // Expand returns the edits with variables replaced by their values. The error lists
 // the variables without a value.

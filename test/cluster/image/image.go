@@ -38,16 +38,16 @@ type File struct {
 // the list are relative to the working directory; arch is their architecture, such
 // as amd64.
 func Write(list, tag, arch, out string) error {
-	files, err := ReadList(list)
+	files, err := readList(list)
 	if err != nil {
 		return err
 	}
 	return WriteFiles(files, tag, arch, out)
 }
 
-// ReadList parses a content list: lines of "SOURCE DESTINATION", in which '#'
+// readList parses a content list: lines of "SOURCE DESTINATION", in which '#'
 // starts a comment.
-func ReadList(list string) ([]File, error) {
+func readList(list string) ([]File, error) {
 	f, err := os.Open(list)
 	if err != nil {
 		return nil, fmt.Errorf("read the content list of the image: %w", err)

@@ -13,11 +13,11 @@ import (
 	"strings"
 )
 
-// Heading is the first line of the section about kernels. The section ends with
+// heading is the first line of the section about kernels. The section ends with
 // the file.
-const Heading = "## Linux kernels"
+const heading = "## Linux kernels"
 
-const introduction = Heading + `
+const introduction = heading + `
 
 Written by ` + "`make lab`" + `, which runs the tests of netdev in a guest with each kernel, and
 stories of test/e2e on a guest as a node. [The lab](lab.md) describes both. The sender's
@@ -76,7 +76,7 @@ func Update(file string, row Row) error {
 }
 
 func update(text string, row Row) string {
-	before, section, found := strings.Cut(text, Heading)
+	before, section, found := strings.Cut(text, heading)
 	if !found {
 		before = strings.TrimRight(before, "\n") + "\n\n"
 	}

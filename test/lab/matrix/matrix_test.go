@@ -19,7 +19,7 @@ func TestUpdate(t *testing.T) {
 	again := Row{Kernel: "6.1.0-1", Date: "2026-02-02", Stories: Failed("TestB")}
 	text = update(text, again)
 
-	before, section, _ := strings.Cut(text, Heading)
+	before, section, _ := strings.Cut(text, heading)
 	if before != other+"\n" {
 		t.Errorf("other sections: got %q, want %q", before, other+"\n")
 	}

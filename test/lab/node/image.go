@@ -264,9 +264,9 @@ func makeDisk(ctx context.Context, disk, root, label, size string) error {
 	return os.Rename(tmp, disk)
 }
 
-// StoreDisk makes a disk with containerd's directory, in which the images of the
+// storeDisk makes a disk with containerd's directory, in which the images of the
 // archives are unpacked. Layers are plain directories, which every kernel reads.
-func StoreDisk(ctx context.Context, disk string, b Binaries, archives []string) error {
+func storeDisk(ctx context.Context, disk string, b Binaries, archives []string) error {
 	work, err := os.MkdirTemp("", "lab-store-")
 	if err != nil {
 		return err

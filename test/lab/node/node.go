@@ -71,7 +71,7 @@ func Start(ctx context.Context, c Config, progress io.Writer) (*guest.Guest, err
 		return nil, err
 	}
 	store := filepath.Join(dir, "store.img")
-	if err := StoreDisk(ctx, store, binaries, c.Images); err != nil {
+	if err := storeDisk(ctx, store, binaries, c.Images); err != nil {
 		return nil, fmt.Errorf("make the disk with images: %w", err)
 	}
 	joined := filepath.Join(dir, "join")

@@ -53,7 +53,7 @@ func NewArchive(file string, job Job, modules string) (*Archive, error) {
 	// Tests create their own links; these modules create some when they are loaded.
 	a.File("etc/modprobe.conf", 0o644, []byte("options bonding max_bonds=0\noptions dummy numdummies=0\n"))
 	a.CopyTree("lib/modules", modules)
-	a.File(JobFile, 0o644, raw)
+	a.File(jobFile, 0o644, raw)
 	return a, nil
 }
 

@@ -22,8 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// JobFile is the path of the job in the guest.
-const JobFile = "/lab/job.json"
+// jobFile is the path of the job in the guest.
+const jobFile = "/lab/job.json"
 
 // Job is the command of a guest, with its files and environment.
 type Job struct {
@@ -49,9 +49,9 @@ type Job struct {
 // root disk.
 const OverlayDir = "/overlay"
 
-// ProgramLine is the beginning of the line that precedes the output of each program, if
+// programLine is the beginning of the line that precedes the output of each program, if
 // there are several.
-const ProgramLine = "=== PROGRAM "
+const programLine = "=== PROGRAM "
 
 // Report is the result of a job.
 type Report struct {
@@ -89,12 +89,12 @@ func Main() {
 }
 
 func readJob() (job Job, err error) {
-	raw, err := os.ReadFile(JobFile)
+	raw, err := os.ReadFile(jobFile)
 	if err != nil {
 		return job, err
 	}
 	if err := json.Unmarshal(raw, &job); err != nil {
-		return job, fmt.Errorf("read %s: %w", JobFile, err)
+		return job, fmt.Errorf("read %s: %w", jobFile, err)
 	}
 	return job, nil
 }
@@ -111,7 +111,7 @@ func runJob(job Job) (report Report, err error) {
 	}
 	for _, name := range job.Programs {
 		if len(job.Programs) > 1 {
-			fmt.Fprintf(output, "%s%s\n", ProgramLine, filepath.Base(name))
+			fmt.Fprintf(output, "%s%s\n", programLine, filepath.Base(name))
 		}
 		program := exec.Command(name, job.Args...)
 		program.Env = append([]string{"PATH=/bin:/sbin", "HOME=/tmp", "TMPDIR=/tmp", "TERM=dumb"}, job.Env...)
