@@ -50,7 +50,7 @@ func (n *Node) setUpHairpin(index int) (shape.Hairpin, error) {
 	defer n.mu.Unlock()
 	m, managed := n.managed[index]
 	if !managed || !m.Enforce {
-		return m.hairpin, fmt.Errorf("%w: link %d", ErrNotManaged, index)
+		return m.hairpin, fmt.Errorf("%w: link %d", errNotManaged, index)
 	}
 	if m.hairpin.Outer != 0 {
 		return m.hairpin, nil

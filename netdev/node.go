@@ -476,17 +476,17 @@ func (n *Node) RemovePins() error {
 	return classify.RemovePins(n.bpffs, n.failpoints)
 }
 
-// ErrNotManaged means that Manage was not called for the NIC, or that Unmanage
+// errNotManaged means that Manage was not called for the NIC, or that Unmanage
 // was called since.
-var ErrNotManaged = errors.New("NIC is not managed")
+var errNotManaged = errors.New("NIC is not managed")
 
-// managedNIC returns the NIC with that index, or ErrNotManaged.
+// managedNIC returns the NIC with that index, or errNotManaged.
 func (n *Node) managedNIC(index int) (managedNIC, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	m, ok := n.managed[index]
 	if !ok {
-		return m, fmt.Errorf("%w: link %d", ErrNotManaged, index)
+		return m, fmt.Errorf("%w: link %d", errNotManaged, index)
 	}
 	return m, nil
 }
@@ -541,12 +541,11 @@ type Traffic struct {
 // to other links of the NIC.
 type ShareTraffic struct{ Sent, Received uint64 }
 
-// Traffic returns the traffic of a NIC. It returns ErrNotManaged if the NIC is not managed
-// with enforcement.
+// Traffic returns the traffic of a NIC, or an error if the NIC is not managed with enforcement.
 func (n *Node) Traffic(parent int) (t Traffic, err error) {
 	nic, enforced := n.enforcedNIC(parent)
 	if !enforced {
-		return t, fmt.Errorf("%w: link %d", ErrNotManaged, parent)
+		return t, fmt.Errorf("%w: link %d", errNotManaged, parent)
 	}
 	if t.Sent, err = n.shaper.SentBytes(nic.Index, nic.trees); err != nil {
 		return t, err
@@ -563,11 +562,11 @@ func (n *Node) Traffic(parent int) (t Traffic, err error) {
 
 // ShareTraffic returns the traffic of all shares of a NIC, by the minor numbers of their classes, and how many
 // multicast and broadcast frames exceeded the rate for multicast, from one dump of each of its devices. It returns
-// ErrNotManaged if the NIC is not managed with enforcement.
+// an error if the NIC is not managed with enforcement.
 func (n *Node) ShareTraffic(parent int) (shares map[uint16]ShareTraffic, multicastDropped uint64, err error) {
 	nic, enforced := n.enforcedNIC(parent)
 	if !enforced {
-		return nil, 0, fmt.Errorf("%w: link %d", ErrNotManaged, parent)
+		return nil, 0, fmt.Errorf("%w: link %d", errNotManaged, parent)
 	}
 	shares = map[uint16]ShareTraffic{}
 	for _, dev := range nic.devices() {

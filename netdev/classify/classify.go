@@ -423,10 +423,10 @@ type Member struct {
 }
 
 // AddMember assigns the frames that a link sends and receives to class, which
-// is major<<16 | minor. For ErrAddressTaken, see AddIdentity.
+// is major<<16 | minor. For addresses that another link has, see AddIdentity.
 func (c *Classifier) AddMember(m Member, class uint32) error {
 	var taken error
-	if err := c.AddIdentity(m, class); errors.Is(err, ErrAddressTaken) {
+	if err := c.AddIdentity(m, class); errors.Is(err, errAddressTaken) {
 		taken = err
 	} else if err != nil {
 		return fmt.Errorf("add identity of %s to the classifier's maps: %w", m.MAC, err)

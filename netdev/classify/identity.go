@@ -277,8 +277,8 @@ func entries[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
 	return found, iterator.Err()
 }
 
-// ErrAddressTaken means that another link of the NIC, or the NIC itself, has an address.
-var ErrAddressTaken = errors.New("another link of the NIC, or the NIC itself, has it: choose another address")
+// errAddressTaken means that another link of the NIC, or the NIC itself, has an address.
+var errAddressTaken = errors.New("another link of the NIC, or the NIC itself, has it: choose another address")
 
 // Flags of a link, the numbers of identity.h.
 const (
@@ -291,7 +291,7 @@ const (
 
 // AddIdentity puts the identity of a link into the maps. The link uses class, which is
 // major<<16 | minor. A blocked link stays blocked. If another link of the NIC, or the NIC
-// itself, has an address of the link, AddIdentity returns ErrAddressTaken and puts the
+// itself, has an address of the link, AddIdentity returns an error that says so, and puts the
 // rest into the maps. AddMember includes AddIdentity.
 func (c *Classifier) AddIdentity(m Member, class uint32) error {
 	c.identities.Lock()
@@ -319,7 +319,7 @@ func (c *Classifier) addIdentity(m Member, class uint32) error {
 	return c.failpoints.Do("put identity in maps", func() error {
 		var errs, taken error
 		for _, a := range m.Addresses {
-			if err := c.takeAddress(m, a); errors.Is(err, ErrAddressTaken) {
+			if err := c.takeAddress(m, a); errors.Is(err, errAddressTaken) {
 				taken = errors.Join(taken, err)
 			} else {
 				errs = errors.Join(errs, err)
@@ -339,7 +339,7 @@ func (c *Classifier) addIdentity(m Member, class uint32) error {
 }
 
 // SetAddresses replaces the addresses of a link that has an identity by m.Addresses. For
-// ErrAddressTaken, see AddIdentity.
+// addresses that another link has, see AddIdentity.
 func (c *Classifier) SetAddresses(m Member) error {
 	c.identities.Lock()
 	defer c.identities.Unlock()
@@ -378,7 +378,7 @@ func (c *Classifier) takeAddress(m Member, a netip.Addr) error {
 	case ownerOfGateways: // the link is the gateway of others
 		return put(c.maps.DraSharedAddresses, key, own)
 	default:
-		return fmt.Errorf("address %s: %w", a, ErrAddressTaken)
+		return fmt.Errorf("address %s: %w", a, errAddressTaken)
 	}
 }
 

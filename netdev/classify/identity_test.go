@@ -914,8 +914,8 @@ func TestClassifier_SetAddresses_releasesOthers(t *testing.T) {
 		}
 	}
 	m.Addresses = []netip.Addr{netip.MustParseAddr(otherIP)}
-	if err := e.c.SetAddresses(m); !errors.Is(err, ErrAddressTaken) {
-		t.Errorf("SetAddresses with the address of another link returned %v, want %v", err, ErrAddressTaken)
+	if err := e.c.SetAddresses(m); !errors.Is(err, errAddressTaken) {
+		t.Errorf("SetAddresses with the address of another link returned %v, want %v", err, errAddressTaken)
 	}
 	m.MAC, m.Addresses = net.HardwareAddr{2, 9, 9, 9, 9, 9}, nil // not attached
 	if err := e.c.SetAddresses(m); err != nil {

@@ -51,8 +51,8 @@ type Lease struct {
 // address.
 var ErrRefused = errors.New("the DHCP server refused the address")
 
-// ErrNoAnswer means that no server answered.
-var ErrNoAnswer = errors.New("no DHCP server answered")
+// errNoAnswer means that no server answered.
+var errNoAnswer = errors.New("no DHCP server answered")
 
 // firstTimeout is how long the client waits for the first answer; it doubles with each repetition
 // (RFC 2131, section 4.1, which has 4 s for the first). A pod waits for its first lease.
@@ -173,7 +173,7 @@ func describe(err error) error {
 	var refused *nclient4.ErrNak
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nclient4.ErrNoResponse):
-		return ErrNoAnswer
+		return errNoAnswer
 	case errors.As(err, &refused):
 		return fmt.Errorf("%w %s: %q", ErrRefused, refused.Offer.YourIPAddr, refused.Nak.Message())
 	}
@@ -263,7 +263,7 @@ func (c Client) Release(nic int, lease Lease) error {
 	if err != nil {
 		return err
 	}
-	socket, err := OpenSocket()
+	socket, err := openSocket()
 	if err != nil {
 		return err
 	}
@@ -279,8 +279,8 @@ func (c Client) Release(nic int, lease Lease) error {
 	return err
 }
 
-// OpenSocket opens a socket for NewConn in this thread's namespace.
-func OpenSocket() (*os.File, error) {
+// openSocket opens a socket for NewConn in this thread's namespace.
+func openSocket() (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if errors.Is(err, unix.EPERM) {
 		return nil, fmt.Errorf("open a packet socket: %w: does the plugin have CAP_NET_RAW?", err)

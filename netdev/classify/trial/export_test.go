@@ -5,3 +5,6 @@ package trial
 
 // Patience is how long a trial waits for a frame.
 const Patience = patience
+
+// ErrFiltered is wrapped by the error of a trial that a firewall of the node prevents.
+var ErrFiltered = errFiltered

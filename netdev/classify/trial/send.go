@@ -18,8 +18,8 @@ const discard = 9
 // experimental is an EtherType for experiments (IEEE Std 802). The node ignores frames that have it.
 const experimental = 0x88b5
 
-// ErrFiltered is wrapped by the error of a trial whose datagrams the node drops before they reach a link.
-var ErrFiltered = errors.New("a firewall of the node drops what the node sends through " + nicName + " and " +
+// errFiltered is wrapped by the error of a trial whose datagrams the node drops before they reach a link.
+var errFiltered = errors.New("a firewall of the node drops what the node sends through " + nicName + " and " +
 	peerName + ": permit output through links whose names start with " + linkPrefix)
 
 // send sends a frame through a link with a socket of this namespace: a datagram or, if the node sends none,
@@ -49,7 +49,7 @@ func sendDatagrams(link int) error {
 	}
 	err := errors.Join(fmt.Errorf("send over IPv4: %w", err4), fmt.Errorf("send over IPv6: %w", err6))
 	if errors.Is(err, unix.EPERM) { // from netfilter, or a BPF program of a cgroup
-		return fmt.Errorf("%w: %w", err, ErrFiltered)
+		return fmt.Errorf("%w: %w", err, errFiltered)
 	}
 	return err
 }

@@ -342,7 +342,7 @@ func (t *trial) increases(action func() error, count func() (uint64, error)) err
 		case after > before:
 			return nil
 		}
-		filtered, waited := errors.Is(actionErr, ErrFiltered), time.Since(start)
+		filtered, waited := errors.Is(actionErr, errFiltered), time.Since(start)
 		if waited >= patience || filtered && t.filtered {
 			t.filtered = filtered
 			return errors.Join(fmt.Errorf("no frame in %s", waited.Round(time.Millisecond)), actionErr)
