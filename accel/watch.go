@@ -21,10 +21,8 @@ import (
 func (h Host) Watch(ctx context.Context, matches []Match, changed func()) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		return fmt.Errorf(
-			"watch device nodes: %w: are there too many inotify instances (fs.inotify.max_user_instances)?",
-			err,
-		)
+		return fmt.Errorf("watch device nodes: %w: are there too many inotify instances (fs.inotify.max_user_instances)?",
+			err)
 	}
 	defer watcher.Close()
 	add := func() error { return h.addDirectories(watcher, matches) }

@@ -54,11 +54,8 @@ func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) er
 			if refused != nil {
 				return refused
 			}
-			return fmt.Errorf(
-				"no dra-shared-plugin answered for %s: is its pod running on this node? Last error: %w",
-				h.Wait,
-				last,
-			)
+			return fmt.Errorf("no dra-shared-plugin answered for %s: is its pod running on this node? Last error: %w",
+				h.Wait, last)
 		case <-again.C:
 		}
 	}

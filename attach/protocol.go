@@ -88,10 +88,7 @@ func (r Request) validate() error {
 	if r.Version < oldestProtocol || r.Version > newestProtocol {
 		return fmt.Errorf(
 			"request has version %d, this plugin accepts %d to %d: are hook and plugin more than one release apart?",
-			r.Version,
-			oldestProtocol,
-			newestProtocol,
-		)
+			r.Version, oldestProtocol, newestProtocol)
 	}
 	for field, value := range map[string]string{
 		"claimUID": r.ClaimUID, "share": r.Share,

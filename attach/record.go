@@ -230,13 +230,8 @@ func (s *Records) Read(claimUID, share string, ns Namespace) (Record, error) {
 		return r, err
 	}
 	if r.ClaimUID != claimUID || r.Share != share || !r.Namespace.Same(ns) {
-		return r, fmt.Errorf(
-			"attachment record belongs to claim %s, share %s, namespace %d: %w",
-			r.ClaimUID,
-			r.Share,
-			r.Namespace.Inode,
-			os.ErrNotExist,
-		)
+		return r, fmt.Errorf("attachment record belongs to claim %s, share %s, namespace %d: %w",
+			r.ClaimUID, r.Share, r.Namespace.Inode, os.ErrNotExist)
 	}
 	return r, nil
 }

@@ -130,11 +130,8 @@ func (f *flags) addNodePaths(p *pflag.FlagSet) {
 
 func (f *flags) run(ctx context.Context) error {
 	if f.NodeName == "" || f.Instance == "" {
-		return fmt.Errorf(
-			"--node-name %q, --pod-uid %q: both are required: does the pod set NODE_NAME and POD_UID?",
-			f.NodeName,
-			f.Instance,
-		)
+		return fmt.Errorf("--node-name %q, --pod-uid %q: both are required: does the pod set NODE_NAME and POD_UID?",
+			f.NodeName, f.Instance)
 	}
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("node", f.NodeName))
 	c, err := f.loadConfig()

@@ -44,18 +44,13 @@ func policy(p config.CapacityPolicy) *resourceapi.CapacityRequestPolicy {
 // Admit refuses a share that exceeds what the other shares leave of a capacity
 // of the device, and a whole device while other shares of it are in use.
 func Admit(
-	device string,
-	c config.Capacities,
-	whole bool,
-	wanted map[string]resource.Quantity,
-	others []map[string]resource.Quantity,
+	device string, c config.Capacities, whole bool,
+	wanted map[string]resource.Quantity, others []map[string]resource.Quantity,
 ) error {
 	if whole && len(others) > 0 {
 		return fmt.Errorf(
 			"claim requests the whole device %s, but %d shares of it are in use on this node: wait until they are released",
-			device,
-			len(others),
-		)
+			device, len(others))
 	}
 	for name, q := range wanted {
 		limit, ok := c.Capacity[name]
@@ -69,14 +64,8 @@ func Admit(
 		sum := taken.DeepCopy()
 		sum.Add(q)
 		if sum.Cmp(limit) > 0 {
-			return fmt.Errorf(
-				"%s %s: device %s has %s, of which %s are granted to other shares on this node",
-				name,
-				q.String(),
-				device,
-				limit.String(),
-				taken.String(),
-			)
+			return fmt.Errorf("%s %s: device %s has %s, of which %s are granted to other shares on this node",
+				name, q.String(), device, limit.String(), taken.String())
 		}
 	}
 	return nil

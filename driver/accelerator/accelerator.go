@@ -123,17 +123,8 @@ func (k *Kind) log(ctx context.Context, next map[string]*device, problems map[st
 		case d.absent && (old == nil || !old.absent):
 			logger.Info("Accelerator with shares is missing from the node or the configuration", "device", name)
 		case !d.absent && (old == nil || old.absent || !slices.Equal(old.Nodes, d.Nodes)):
-			logger.Info(
-				"Found accelerator to publish",
-				"device",
-				name,
-				"accelerator",
-				d.config.Name,
-				"deviceNodes",
-				d.Nodes,
-				"exclusive",
-				d.config.Exclusive,
-			)
+			logger.Info("Found accelerator to publish",
+				"device", name, "accelerator", d.config.Name, "deviceNodes", d.Nodes, "exclusive", d.config.Exclusive)
 		}
 	}
 	for _, name := range k.devices.Names() {
@@ -226,8 +217,7 @@ func (k *Kind) Configure(
 		if !k.host.IsNode(node) {
 			return nil, fmt.Errorf(
 				"device node %s does not exist on the node: is the device's driver loaded, and has it created its device nodes?",
-				node,
-			)
+				node)
 		}
 	}
 	return json.Marshal(edits)
@@ -363,16 +353,12 @@ func (k *Kind) memoryCondition(share record.Share, memory string) metav1.Conditi
 		c.Status, c.Reason = metav1.ConditionTrue, params.ReasonContainerLimited
 		c.Message = fmt.Sprintf(
 			"the cgroup controller dmem limits each container with the share to %s; if several containers have the "+
-				"share, the limit applies to each of them separately",
-			memory,
-		)
+				"share, the limit applies to each of them separately", memory)
 		return c
 	}
 	c.Status, c.Reason = metav1.ConditionFalse, params.ReasonMemoryNotEnforced
 	c.Message = fmt.Sprintf(
 		"%s of memory are granted, but nothing on the node prevents the share's programs from using more: "+
-			"they must obey the limit in their environment",
-		memory,
-	)
+			"they must obey the limit in their environment", memory)
 	return c
 }

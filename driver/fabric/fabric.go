@@ -133,9 +133,7 @@ func (k *Kind) edits(f *config.Fabric, share record.Share) (cdi.Edits, error) {
 
 // membership describes the share to programs in the container.
 func (k *Kind) membership(
-	f *config.Fabric,
-	share record.Share,
-	granted map[string]resource.Quantity,
+	f *config.Fabric, share record.Share, granted map[string]resource.Quantity,
 ) params.FabricMembership {
 	m := params.FabricMembership{TypeMeta: params.TypeMeta(params.FabricMembershipKind),
 		Fabric: f.Name, Attributes: f.Attributes, Node: k.node, Request: share.Request, ShareID: string(share.ShareID)}

@@ -40,20 +40,13 @@ func (k *Kind) ValidateConsumers(share record.Share, others []string) error {
 	if err != nil || len(p.Addresses) == 0 || len(others) == 0 {
 		return err
 	}
-	return fmt.Errorf(
-		"addresses %v belong to pod %s, which uses the same claim: give each pod its own claim, or "+
-			"remove addresses; in a Deployment, set strategy.type to Recreate",
-		p.Addresses,
-		others[0],
-	)
+	return fmt.Errorf("addresses %v belong to pod %s, which uses the same claim: give each pod its own claim, or "+
+		"remove addresses; in a Deployment, set strategy.type to Recreate", p.Addresses, others[0])
 }
 
 // Attach implements driver.Attacher: it creates a macvlan of the NIC in the pod.
 func (k *Kind) Attach(
-	ctx context.Context,
-	share record.Share,
-	r attach.Request,
-	sandbox driver.Sandbox,
+	ctx context.Context, share record.Share, r attach.Request, sandbox driver.Sandbox,
 ) (attached driver.Attached, err error) {
 	defer func() {
 		if errors.Is(err, netdev.ErrLinkRemains) {

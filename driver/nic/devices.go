@@ -121,16 +121,9 @@ func (d *device) unhealthyReason() (reason, message string) {
 			"the existing limits of its shares stay in force", d.name)
 	case d.down && d.upSince.IsZero():
 		return params.ReasonLinkDown, fmt.Sprintf(
-			"NIC %s has no carrier: is the cable plugged in, and is the interface %s up?",
-			d.name,
-			d.nic.Name,
-		)
+			"NIC %s has no carrier: is the cable plugged in, and is the interface %s up?", d.name, d.nic.Name)
 	case d.down:
-		return params.ReasonLinkDown, fmt.Sprintf(
-			"NIC %s regained its carrier less than %s ago",
-			d.name,
-			carrierStableTime,
-		)
+		return params.ReasonLinkDown, fmt.Sprintf("NIC %s regained its carrier less than %s ago", d.name, carrierStableTime)
 	default:
 		return "", ""
 	}
@@ -222,16 +215,12 @@ func newDevice(n netdev.NIC, s stack, network *config.Network) (*device, error) 
 	if n.Master != "" {
 		return nil, fmt.Errorf(
 			"the NIC belongs to %s and cannot have links of its own: to share %s, name that in interfaces instead",
-			n.Master,
-			n.Master,
-		)
+			n.Master, n.Master)
 	}
 	if n.MacvlanOffload && network.Enforcement != config.EnforcementNone {
 		return nil, fmt.Errorf(
 			"the NIC delivers frames of pods in hardware (l2-fwd-offload), past the queues that limit shares: "+
-				"switch that off with \"ethtool -K %s l2-fwd-offload off\", and make that persistent",
-			n.Name,
-		)
+				"switch that off with \"ethtool -K %s l2-fwd-offload off\", and make that persistent", n.Name)
 	}
 	d := &device{name: deviceName(n), nic: n, base: s.base(n), network: network, line: s.line(n, network)}
 	if d.line == 0 && !n.Carrier {
@@ -251,11 +240,7 @@ func newDevice(n netdev.NIC, s stack, network *config.Network) (*device, error) 
 	if d.reserve+d.forwarded >= d.line {
 		return nil, fmt.Errorf(
 			"reserve and forwarded of network %q, %s and %s bit/s, leave nothing of the link's %s bit/s: reduce them",
-			network.Name,
-			formatRate(d.reserve),
-			formatRate(d.forwarded),
-			formatRate(d.line),
-		)
+			network.Name, formatRate(d.reserve), formatRate(d.forwarded), formatRate(d.line))
 	}
 	return d, nil
 }

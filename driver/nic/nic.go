@@ -471,9 +471,7 @@ func (k *Kind) Configure(
 	if merged.AdminLink && !share.AdminAccess {
 		return nil, fmt.Errorf(
 			"%s: adminLink: Forbidden: true: the request does not have adminAccess and gets a link without this field: "+
-				"remove it",
-			params.NetworkAttachmentKind,
-		)
+				"remove it", params.NetworkAttachmentKind)
 	}
 	if d.network == nil {
 		return nil, d.absentError()
@@ -550,11 +548,7 @@ func (k *Kind) Admit(share record.Share, others []*record.Share) error {
 	case granted > total:
 		return fmt.Errorf(
 			"bandwidth %s: NIC %s has %s bit/s to grant, less than the %s that are already granted: has its link become slower?",
-			formatRate(grant),
-			share.Device,
-			formatRate(total),
-			formatRate(granted),
-		)
+			formatRate(grant), share.Device, formatRate(total), formatRate(granted))
 	case granted+grant > total:
 		return fmt.Errorf("bandwidth %s: NIC %s has %s bit/s to grant, of which %s are granted to other claims on this node",
 			formatRate(grant), share.Device, formatRate(total), formatRate(granted))

@@ -107,11 +107,8 @@ func (s stack) isHardware(n netdev.NIC) bool {
 func (s stack) conflict(d *device, others []*device) error {
 	for _, o := range others {
 		if slices.Contains(d.nic.Below, o.nic.Index) && o.network.Enforcement != config.EnforcementNone {
-			return fmt.Errorf(
-				"the NIC is on %s, which network %q shares: the queues of %s cannot separate the shares of both: "+
-					"remove one of them from interfaces",
-				o.nic.Name, o.network.Name, o.nic.Name,
-			)
+			return fmt.Errorf("the NIC is on %s, which network %q shares: the queues of %s cannot separate the shares of both: "+
+				"remove one of them from interfaces", o.nic.Name, o.network.Name, o.nic.Name)
 		}
 	}
 	for _, hop := range s.path(d.nic) {

@@ -242,10 +242,7 @@ func decode(raw []byte) (*Claim, error) {
 	if c.Version > Version {
 		return nil, fmt.Errorf(
 			"%w: it has version %d, this plugin reads up to %d: upgrade the plugin again, or drain the node before a rollback",
-			ErrNewer,
-			c.Version,
-			Version,
-		)
+			ErrNewer, c.Version, Version)
 	}
 	return &c, c.validate()
 }
