@@ -190,7 +190,8 @@ func TestOpener_Serve_waitsForRequestsInProgress(t *testing.T) {
 	})
 	defer func() { _ = silent.Close() }()
 	// The opener accepts connections in order, so it has accepted the silent one when it answers this one.
-	if _, err := OpenIn(t.Context(), o.Socket, record); err == nil || !strings.Contains(err.Error(), "open sockets in the pod") {
+	_, err := OpenIn(t.Context(), o.Socket, record)
+	if err == nil || !strings.Contains(err.Error(), "open sockets in the pod") {
 		t.Fatalf("got error %v, want an answer that refuses the request", err)
 	}
 	cancel()

@@ -173,7 +173,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 
 // refuse reports that the annotation is invalid, and releases a claim that is held for
 // an object that cannot hold claims, which earlier releases accepted.
-func (r *Reconciler) refuse(ctx context.Context, claim *resourceapi.ResourceClaim, holder holderRef, cause error) error {
+func (r *Reconciler) refuse(
+	ctx context.Context, claim *resourceapi.ResourceClaim, holder holderRef, cause error,
+) error {
 	r.pods.Forget(client.ObjectKeyFromObject(claim))
 	if holder.Name != "" {
 		if change := releaseChange(claim, holder); !change.Empty() {
