@@ -103,8 +103,8 @@ func (p *Pods) Handle(ctx context.Context, req admission.Request) admission.Resp
 	return patchResponse(before, &pod, warnings)
 }
 
-// errorResponse is the function errorResponse, except that it allows a pod without changes if an internal error
-// occurs and no annotation says that the pod needs the driver. An outage must not keep pods of other drivers from
+// errorResponse answers as the function errorResponse does, except that it allows a pod without changes if an internal
+// error occurs and no annotation says that the pod needs the driver. An outage must not keep pods of other drivers from
 // starting. The policy Ignore of their webhook is not enough for that: it applies only if the webhook does not answer.
 func (p *Pods) errorResponse(
 	ctx context.Context, pod *corev1.Pod, err error, warnings []string,

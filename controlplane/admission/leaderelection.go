@@ -27,8 +27,8 @@ const (
 	// askTimeout is less than the webhook's timeout of 2 s, so that a replica can
 	// still answer if the leading one does not.
 	askTimeout = time.Second
-	// renewalTimeout is how long after the last renewal of the lease that it observed a replica
-	// waits for the leading one. Replicas read the lease every 4.4 s at most.
+	// renewalTimeout is how long a replica waits for the leading one after the last renewal of the
+	// lease that the replica has observed. Replicas read the lease every 4.4 s at most.
 	renewalTimeout = 8 * time.Second
 	// maxBody limits the size of an answer or a question, in bytes.
 	maxBody = 4096

@@ -48,8 +48,8 @@ func (p *Parameters) validateTargets(
 	return errs
 }
 
-// alternativesOf returns the alternatives of a request to which a configuration for the named requests, or for all if
-// there are none, applies.
+// alternativesOf returns the alternatives of a request to which a configuration applies. names are the requests that
+// the configuration names; without names, it applies to all requests.
 func alternativesOf(r resourceapi.DeviceRequest, names []string) (alternatives []alternative) {
 	all := len(names) == 0 || slices.Contains(names, r.Name)
 	if e := r.Exactly; e != nil && all {

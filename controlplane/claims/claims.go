@@ -189,7 +189,7 @@ func (w ClaimWriter) Delete(ctx context.Context, claim *resourceapi.ResourceClai
 	return w.delete(ctx, claim, client.Preconditions{UID: &claim.UID})
 }
 
-// DeleteUnchanged is Delete, and ignores a claim that has changed since it was read.
+// DeleteUnchanged deletes a claim as Delete does, unless the claim has changed since it was read.
 func (w ClaimWriter) DeleteUnchanged(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	err := w.delete(ctx, claim, client.Preconditions{UID: &claim.UID, ResourceVersion: &claim.ResourceVersion})
 	if apierrors.IsConflict(err) {

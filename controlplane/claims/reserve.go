@@ -341,7 +341,7 @@ func EntriesToRemove(
 // remove them because its feature gates are off.
 //
 // The caller deletes a generated claim first, and Kubernetes deallocates a claim that is being
-// deleted when its last entry is removed. A claim that remains (keepsClaim) Kubernetes deallocates
+// deleted when its last entry is removed. Kubernetes deallocates a claim that remains (keepsClaim)
 // only when a pod is deleted. If the holder has the last entry, this change therefore deallocates
 // the claim. It has a precondition in either case: if the last pod were deleted concurrently,
 // removing the holder's entry would leave the claim allocated forever.

@@ -21,8 +21,8 @@ type firstSeen struct {
 
 type sighting struct{ first, last time.Time }
 
-// forgottenAfter is how long after the last call for an object recordAndAge forgets it. While the object is in the
-// state, the controller calls again at least every leaderInterval.
+// forgottenAfter is the time since the last call for an object after which recordAndAge forgets the object. While the
+// object is in the state, the controller calls again at least every leaderInterval.
 const forgottenAfter = 10 * time.Minute
 
 // recordAndAge records that the controller sees the object in the state, and returns the time since it first did.

@@ -143,8 +143,8 @@ func (g *group) mustReallocatePrimary(s *sharedClaim) bool {
 	return claims.IsStuck(waiting)
 }
 
-// hasBoundShards reports whether a pod that is bound uses a shard other than the primary one,
-// and so the devices of that.
+// hasBoundShards reports whether a pod that is bound uses a shard other than the primary one. Such a pod uses the
+// devices of the primary shard.
 func (g *group) hasBoundShards(s *sharedClaim) bool {
 	for n := range s.shards {
 		if n != s.primary && g.hasBoundUsers(s, n) {

@@ -34,9 +34,9 @@ func (p *Pool) blockSize(free *big.Int) int {
 	return 1 << (bits.Len(uint(size)) - 1)
 }
 
-// IsShort reports whether nodes must return the addresses that they do not use, if unassigned
-// addresses are in no block: those are less than a block, or less than a sixteenth of a pool
-// without BlockSize, 16 at most.
+// IsShort reports whether nodes must return the addresses that they do not use, because too few
+// addresses of the pool are unassigned, that is, in no block: fewer than BlockSize or, if that is
+// 0, fewer than a sixteenth of the pool, 16 at most.
 func (p *Pool) IsShort(unassigned *big.Int) bool {
 	limit := p.BlockSize
 	if limit == 0 {

@@ -29,7 +29,7 @@ type Pool struct {
 	Subnet netip.Prefix
 	// Addresses are those that can be assigned, including Reserved.
 	Addresses *netipx.IPSet
-	// Reserved are the addresses that only claims get which name them.
+	// Reserved are the addresses that a link gets only if its claim names them.
 	Reserved *netipx.IPSet
 	// Gateway is the next hop of Routes; invalid if the pool has none.
 	Gateway netip.Addr
@@ -175,7 +175,8 @@ func (p *Pool) parseReserved(texts []string, path *field.Path) (err error) {
 	return err
 }
 
-// parseNameservers needs the addresses that the pool assigns.
+// parseNameservers sets Nameservers. It refuses servers with an address that the pool assigns, so Addresses and
+// Reserved must be set.
 func (p *Pool) parseNameservers(texts []string, path *field.Path) error {
 	for i, text := range texts {
 		server, err := netip.ParseAddr(text)

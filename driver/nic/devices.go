@@ -163,7 +163,7 @@ func plan(nics []netdev.NIC, c *config.DriverConfig) (devices []*device, problem
 	return devices, problems
 }
 
-// nameUniquely adds a hash of the interface name to the names of devices that others have.
+// nameUniquely makes the names of devices differ: it adds a hash of the interface name to a name that several have.
 // A device keeps its name when another one appears or disappears, because claims refer to
 // it: the device with the lowest interface index, which is the oldest, keeps the name without
 // a hash, and devices that are known by a name with a hash keep that name.

@@ -33,7 +33,7 @@ const (
 	// reportBatch is the number of addresses that the plugin probes at a time in the background:
 	// after a restart there may be thousands.
 	reportBatch = 64
-	// recheckInterval is the interval at which the plugin probes addresses again that another host
+	// recheckInterval is the time after which the plugin again probes an address that another host
 	// has.
 	recheckInterval = 30 * time.Second
 	// conflictInterval is the interval at which the plugin asks the classifier for hosts that have
@@ -41,7 +41,7 @@ const (
 	conflictInterval = 5 * time.Second
 )
 
-// addressOwners are the MAC addresses of other hosts by the address that they have.
+// addressOwners maps addresses to the MAC addresses of the other hosts that have them.
 type addressOwners map[netip.Addr]net.HardwareAddr
 
 func (o addressOwners) String() string {
@@ -171,8 +171,8 @@ func (d *duplicates) recheck() {
 	}
 }
 
-// next returns links of one device that do not wait, with at most reportBatch addresses
-// unless the first one has more. The caller must call record or retry.
+// next returns links of one device that do not wait. Together they have at most reportBatch
+// addresses, unless the first link alone has more. The caller must call record or retry.
 func (d *duplicates) next() (device string, links []attach.Link) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -204,8 +204,8 @@ func (d *duplicates) retry(device string, links []attach.Link) {
 	}
 }
 
-// record sets the result for links. It returns the addresses that were not known to be
-// duplicates.
+// record stores the result of a probe for links. It returns the duplicates that were not known
+// before.
 func (d *duplicates) record(device string, links []attach.Link, found addressOwners) (isNew addressOwners) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -213,7 +213,7 @@ func (d *duplicates) record(device string, links []attach.Link, found addressOwn
 	for _, link := range links {
 		id, owners := idOf(link), addressOwners{}
 		if !d.asking[id] {
-			continue // detached meanwhile
+			continue // detached in the meantime
 		}
 		delete(d.asking, id)
 		for _, t := range targets(link) {

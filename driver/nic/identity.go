@@ -53,8 +53,8 @@ func identityPolicy(n *config.Network) classify.Policy {
 	return policy
 }
 
-// holdGateways keeps links without recorded addresses from using the addresses of gateways:
-// gateways of the claims on a NIC, which claimed has by device, and of the pools of its network.
+// holdGateways keeps links without recorded addresses from using the addresses of gateways: those of the
+// claims on a NIC, which claimed lists by device, and those of the pools of its network.
 func (k *Kind) holdGateways(ctx context.Context, devices map[string]*device, claimed map[string][]netip.Addr) {
 	for name, d := range devices {
 		if !d.isShared() {

@@ -136,7 +136,7 @@ func (k *Kind) traffic() (all []deviceTraffic) {
 }
 
 // shareBytes are the labels of dra_shared_share_bytes_total. Several shares may have the
-// same: those of one claim on one device, and those of claims that had the same name.
+// same labels: those of one claim on one device, and those of claims that had the same name.
 type shareBytes struct{ device, namespace, claim, direction string }
 
 func collectTraffic(out chan<- prometheus.Metric, all []deviceTraffic, claims []*record.Claim) {
@@ -162,8 +162,8 @@ func collectTraffic(out chan<- prometheus.Metric, all []deviceTraffic, claims []
 	}
 }
 
-// refusals returns the frames that the kernel has refused of the shares with a class on a device, or, if
-// it is 0, of frames whose share is not known.
+// refusals counts the frames that the kernel has refused of the shares with a class on a device. With class 0, it
+// counts those whose share is not known.
 func (k *Kind) refusals(device string, class uint16) classify.Refusals {
 	d, err := k.device(device)
 	if err != nil || d.absent {

@@ -46,7 +46,7 @@ func parametersOf(share record.Share) (p params.NetworkAttachment, err error) {
 	return p, err
 }
 
-// hasOnlyIPv4 reports whether a share has addresses, and none of IPv6.
+// hasOnlyIPv4 reports whether all addresses of a share are IPv4, and known: it has some, and none of a pool.
 func hasOnlyIPv4(p params.NetworkAttachment) bool {
 	return len(p.Addresses) > 0 && len(p.AddressPools) == 0 &&
 		!slices.ContainsFunc(p.Addresses, func(address string) bool { return strings.Contains(address, ":") })

@@ -31,8 +31,8 @@ type problem struct {
 var errNoCarrier = errors.New("the NIC has no carrier and reports no speed")
 
 // uplinkError is the problem of a NIC that only a pattern of a network names, and that a default route of the node
-// depends on. It does not affect readiness: the network may be meant for nodes with further NICs. It does while it is
-// early: the plugin does not know yet whether it will share the NIC.
+// depends on. It does not affect readiness: the network may be meant for nodes with further NICs. Only
+// while early is set, it affects readiness: the plugin does not know yet whether it will share the NIC.
 type uplinkError struct {
 	network, toShare string
 	early            bool // no default route depends on the NIC yet; see errIfMayBecomeUplink

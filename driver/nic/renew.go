@@ -28,8 +28,8 @@ const (
 	parallelExchanges = 16
 	// leasesInterval is how often the plugin looks for new links with leases.
 	leasesInterval = 5 * time.Second
-	// applyInterval is the time until the next attempt after it failed to change the address of a
-	// link.
+	// applyInterval is the time from a failed attempt to change the address of a link to the next
+	// one.
 	applyInterval = 5 * time.Second
 	// missingInterval is the time until the next check if the link is missing from its pod.
 	missingInterval = 30 * time.Second

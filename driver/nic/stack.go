@@ -13,7 +13,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
-// stack is the NICs of the node and how they are stacked.
+// stack is the NICs of the node, and how VLANs and bonds stack them.
 type stack struct {
 	nics map[int]netdev.NIC // by interface index
 	// configured is the sum of the configured bandwidth of all networks' NICs whose
@@ -78,9 +78,9 @@ func (s stack) path(n netdev.NIC) []netdev.NIC {
 	return path
 }
 
-// line returns the line rate of a NIC of a network, in bits per second: the
-// configured rate, or less if the hardware is slower than the sum of its
-// configured rates; without a configured rate, the speed.
+// line returns the line rate of a NIC of a network, in bits per second: the configured rate, or the
+// speed if no rate is configured. The line rate is less than configured if the hardware is slower
+// than the sum of the configured rates of all NICs whose frames pass it.
 func (s stack) line(n netdev.NIC, network *config.Network) uint64 {
 	if network.Bandwidth == nil {
 		return n.Speed

@@ -18,10 +18,9 @@ import (
 // changes its links in a loop would otherwise keep a processor busy.
 const changeInterval = 250 * time.Millisecond
 
-// Watch implements driver.Watcher by the kernel's netlink events. The driver
-// may wait for a claim's lock in changed, but the reader of events must not
-// wait: its socket would overflow. Therefore changes accumulate while changed
-// runs.
+// Watch implements driver.Watcher with the kernel's netlink events. changed may wait for a
+// claim's lock, but the reader of events must not wait: its socket would overflow. Therefore
+// changes accumulate while changed runs.
 func (k *Kind) Watch(ctx context.Context, changed func(driver.Change)) error {
 	pending := &pendingChange{ready: make(chan struct{}, 1)}
 	var consumer sync.WaitGroup

@@ -62,7 +62,7 @@ func (a *Allocator) takeOrWait(ctx context.Context, i item, used func() (Used, e
 	return retry(ctx, func() error { return a.take(ctx, i, used) })
 }
 
-// retry calls try until an address becomes free for which it asks, or until ctx ends.
+// retry calls try until an address that it asks for becomes free, or until ctx ends.
 func retry(ctx context.Context, try func() error) error {
 	ticker := time.NewTicker(retryInterval)
 	defer ticker.Stop()
@@ -246,7 +246,7 @@ func (a *Allocator) create(
 	return newBlock(created), nil
 }
 
-// exhausted returns an error that names the nodes with most addresses, and the addresses
+// exhausted returns an error that names the nodes with the most addresses, and the addresses
 // that are avoided.
 func exhausted(pool *addresspool.Pool, blocks []network.AddressBlock, avoided []netip.Addr) error {
 	others := describeNodes(blocks, func(b *network.AddressBlock) bool { return b.Spec.Pool == pool.Name })
@@ -260,7 +260,7 @@ func exhausted(pool *addresspool.Pool, blocks []network.AddressBlock, avoided []
 		pool.Name, errExhausted, addresspool.Count(pool.Addresses), others)
 }
 
-// describeNodes names the nodes with most addresses of the selected blocks for an error, and states
+// describeNodes names the nodes with the most addresses of the selected blocks for an error, and states
 // how many of the addresses StatefulSets keep for pods that do not run.
 func describeNodes(blocks []network.AddressBlock, selects func(*network.AddressBlock) bool) (text string) {
 	counts := map[string]int{}
