@@ -229,7 +229,8 @@ func podsWithoutHook(pods []*corev1.Pod, claim, request, node string) (without [
 			return s.State.Running != nil && slices.Contains(referencing, s.Name)
 		})
 		if running >= 0 {
-			without = append(without, podWithoutHook{podOf(pod), statuses[running].Name, ptr.Deref(pod.Spec.RuntimeClassName, "")})
+			class := ptr.Deref(pod.Spec.RuntimeClassName, "")
+			without = append(without, podWithoutHook{podOf(pod), statuses[running].Name, class})
 		}
 	}
 	return without

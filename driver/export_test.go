@@ -14,8 +14,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
-// ExpireStatusAtOnce makes the driver, which was not started, behave as if checkInterval had passed since each write of a
-// status.
+// ExpireStatusAtOnce makes a driver that was not started behave as if checkInterval had passed since each write of
+// a status.
 func (d *Driver) ExpireStatusAtOnce() {
 	d.status.written = claimstatus.NewLog(clock.RealClock{}, time.Nanosecond)
 }
