@@ -58,11 +58,15 @@ func servePlugin() error {
 	if err != nil {
 		return errors.Join(err, node.Close())
 	}
+	nics, err := nic.New(nic.Options{Node: node, Inventory: netdev.NewInventory("/sys"), Config: c})
+	if err != nil {
+		return errors.Join(err, node.Close())
+	}
 	d, err := driver.New(driver.Options{
 		DriverName: os.Getenv("DRIVER_NAME"), NodeName: os.Getenv("NODE_NAME"), Client: client,
 		Instance: os.Getenv("POD_UID"), RollingUpdate: true, Hook: "/hook", PluginDir: os.Getenv("PLUGIN_DIR"),
 		RegistryDir: os.Getenv("REGISTRY_DIR"), CDIDir: os.Getenv("CDI_DIR"), RunDir: state,
-		Kinds: []driver.Kind{nic.New(node, netdev.NewInventory("/sys"), c)},
+		Kinds: []driver.Kind{nics},
 	})
 	if err != nil {
 		return errors.Join(err, node.Close())

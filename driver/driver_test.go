@@ -161,8 +161,13 @@ func (p *plugin) build(networks string) *netdev.Node {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	nics := nic.New(node, netdev.NewInventory(p.sysfs), c)
-	nics.RememberIn(p.nicMemory(), p.options.Failpoints)
+	nics, err := nic.New(nic.Options{
+		Node: node, Inventory: netdev.NewInventory(p.sysfs), Config: c,
+		StateFile: p.nicMemory(), Failpoints: p.options.Failpoints,
+	})
+	if err != nil {
+		p.t.Fatal(err)
+	}
 	p.options.Kinds = []driver.Kind{nics}
 	if p.wrap != nil {
 		p.options.Kinds[0] = p.wrap(p.options.Kinds[0])

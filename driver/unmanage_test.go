@@ -38,7 +38,13 @@ func leftByPredecessor(t *testing.T, fails func() bool) (kind *nic.Kind, owned f
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = node.Close() })
-	return nic.New(node, netdev.NewInventory("/sys"), &config.DriverConfig{}), func() bool {
+	kind, err = nic.New(nic.Options{
+		Node: node, Inventory: netdev.NewInventory("/sys"), Config: &config.DriverConfig{},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kind, func() bool {
 		has, err := htb.Owned(nic0.Index)
 		if err != nil {
 			t.Fatal(err)

@@ -246,7 +246,7 @@ func (f *flags) newKinds(node *netdev.Node, c *rest.Config, config *config.Drive
 	if err != nil {
 		return nil, err
 	}
-	nics, err := nic.NewKind(nic.Options{
+	nics, err := nic.New(nic.Options{
 		Node: node, Inventory: netdev.NewInventory(f.sysfs), Config: config,
 		StateFile:    filepath.Join(f.RunDir, "nics.json"),
 		AddressPools: pools, OpenSockets: f.socketOpener(), Failpoints: f.Failpoints,

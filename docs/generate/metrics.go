@@ -84,7 +84,7 @@ func pluginMetrics() ([]metric, error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	registry := prometheus.NewRegistry()
-	nics, err := nic.NewKind(nic.Options{
+	nics, err := nic.New(nic.Options{
 		Node: &netdev.Node{}, Inventory: netdev.NewInventory("/sys"), Config: &config.DriverConfig{},
 	})
 	if err != nil {

@@ -54,8 +54,8 @@ func (o Options) validate() error {
 	}
 }
 
-// NewKind builds the kind. It does not access the node: CheckTakeover and Refresh are the first to do so.
-func NewKind(o Options) (*Kind, error) {
+// New builds the kind. It does not access the node: CheckTakeover and Refresh are the first to do so.
+func New(o Options) (*Kind, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
@@ -70,19 +70,4 @@ func NewKind(o Options) (*Kind, error) {
 		k.addresses = ipam.New(pools)
 	}
 	return k, nil
-}
-
-// New builds the kind from its required options, and panics without them. Tests of package driver call New and
-// RememberIn; everything else calls NewKind.
-func New(node *netdev.Node, inventory *netdev.Inventory, c *config.DriverConfig) *Kind {
-	k, err := NewKind(Options{Node: node, Inventory: inventory, Config: c})
-	if err != nil {
-		panic(err)
-	}
-	return k
-}
-
-// RememberIn sets Options.StateFile of a kind that is not in use yet.
-func (k *Kind) RememberIn(path string, failpoints failpoint.Injector) {
-	k.memory = memory{path: path, failpoints: failpoints}
 }

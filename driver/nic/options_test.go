@@ -25,14 +25,14 @@ func newKind(t *testing.T, o Options) *Kind {
 	if o.Config == nil {
 		o.Config = &config.DriverConfig{}
 	}
-	k, err := NewKind(o)
+	k, err := New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return k
 }
 
-func TestNewKind_refusesIncompleteOptions(t *testing.T) {
+func TestNew_refusesIncompleteOptions(t *testing.T) {
 	for want, change := range map[string]func(*Options){
 		"":                             func(*Options) {},
 		"Node is required":             func(o *Options) { o.Node = nil },
@@ -45,7 +45,7 @@ func TestNewKind_refusesIncompleteOptions(t *testing.T) {
 	} {
 		o := Options{Node: &netdev.Node{}, Inventory: netdev.NewInventory("/sys"), Config: &config.DriverConfig{}}
 		change(&o)
-		_, err := NewKind(o)
+		_, err := New(o)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("got error %v, want %q", err, want)
 		}

@@ -211,7 +211,7 @@ func newPlugin(c pluginConfig, failpoints failpoint.Injector) (*plugin, error) {
 			return nil, err
 		}
 	}
-	nics, err := nic.NewKind(nicOptions)
+	nics, err := nic.New(nicOptions)
 	if err != nil {
 		return nil, err
 	}

@@ -45,7 +45,7 @@ func TestTrials_repeatedOncePerRefresh(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kind, err := nic.NewKind(nic.Options{Node: node, Inventory: netdev.NewInventory("/sys"), Config: c})
+	kind, err := nic.New(nic.Options{Node: node, Inventory: netdev.NewInventory("/sys"), Config: c})
 	if err != nil {
 		t.Fatal(err)
 	}
