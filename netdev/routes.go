@@ -17,8 +17,9 @@ import (
 // (IFF_XMIT_DST_RELEASE). The VLAN takes this property from the NIC when it is created, and when the features of the
 // NIC change.
 
-// toggledFeature is a feature of every NIC that only concerns how the kernel copies data from user space.
-const toggledFeature = "tx-nocache-copy"
+// toggledFeature is a feature that every NIC has (Linux 5.12), and that the kernel does not take from the members of a
+// bond or a team, as it does with others. While it is on, the kernel may combine received UDP packets that it forwards.
+const toggledFeature = "rx-udp-gro-forwarding"
 
 // keepRoutes makes frames that leave a NIC through VLANs of the node keep their route, also on VLANs that are created
 // later. The kernel does not show whether frames keep it, so keepRoutes does it once for each NIC that this Node sets

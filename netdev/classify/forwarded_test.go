@@ -126,25 +126,30 @@ func TestForwardedByNode_hasGuaranteeAndBorrows(t *testing.T) {
 // The node's default route can name a VLAN on the shared NIC. What the node forwards to the VLAN has its guarantee, and
 // neighbor discovery of the node passes.
 func TestForwardedByNode_throughVLANHasGuarantee(t *testing.T) {
-	for name, tc := range map[string]struct{ isFirst, bridge bool }{
-		"the VLAN exists before":    {true, false},
-		"the VLAN is created later": {false, false},
-		"a bridge on the VLAN":      {true, true},
+	for name, tc := range map[string]struct{ isFirst, bridge, bond bool }{
+		"the VLAN exists before":    {true, false, false},
+		"the VLAN is created later": {false, false, false},
+		"a bridge on the VLAN":      {true, true, false},
+		"a bond below the VLAN":     {true, false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			needRoutes(t)
 			nic, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16", "fd00:20::fe/64")
+			if tc.bond {
+				nstest.Bond(t, "bond0", netlink.BOND_MODE_ACTIVE_BACKUP, "nic0")
+				nic = nstest.FindNIC(t, "bond0")
+			}
+			uplink := nic.Name + ".100"
 			addVLAN := func() {
-				nstest.VLAN(t, "nic0", "nic0.100", 100)
+				nstest.VLAN(t, nic.Name, uplink, 100)
 				wire.Do(func() error { return moveAddressToVLAN("wire", 100, "fd00:20::fe/64") })
 			}
-			uplink := "nic0.100"
 			if tc.isFirst {
 				addVLAN()
 			}
 			if tc.bridge {
+				nstest.Bridge(t, "br0", uplink)
 				uplink = "br0"
-				nstest.Bridge(t, uplink, "nic0.100")
 			}
 			config := enforced()
 			config.Forwarded = forwarded
