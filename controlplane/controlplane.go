@@ -360,7 +360,7 @@ func claimReconcilers(
 		}
 	}
 	newLookup := func() *workload.Lookup {
-		return &workload.Lookup{APIReader: m.GetAPIReader(), Mapper: m.GetRESTMapper()}
+		return &workload.Lookup{APIReader: m.GetAPIReader(), Mapper: m.GetRESTMapper(), Cache: m.GetCache()}
 	}
 	podGroupReconciler := newOwnerReconciler(o.Mode)
 	podGroupReconciler.Lookup, podGroupReconciler.Unused = newLookup(), workload.NewTimer(clock.RealClock{})

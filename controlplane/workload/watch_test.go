@@ -6,6 +6,7 @@ package workload
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -128,5 +130,43 @@ func TestLookup_Find_startsOneWatchForParallelLookups(t *testing.T) {
 	finds.Wait()
 	if got := watches(); len(got) != 1 {
 		t.Errorf("got watches for %v, want one", got)
+	}
+}
+
+// informers is a cache that calls synced when it has all objects of a kind.
+type informers struct {
+	cache.Informers
+	synced func()
+}
+
+func (i informers) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
+	i.synced()
+	return nil, nil
+}
+
+// An object that is deleted after it was read causes an event, so the watch begins before.
+func TestLookup_Find_watchesBeforeItReads(t *testing.T) {
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(batchv1.SchemeGroupVersion.WithKind("Job"), meta.RESTScopeNamespace)
+	var steps []string
+	step := func(name string) { steps = append(steps, name) }
+	reader := fake.NewClientBuilder().WithScheme(clientscheme.Scheme).WithInterceptorFuncs(interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, k client.ObjectKey, o client.Object, g ...client.GetOption) error {
+			step("read")
+			return c.Get(ctx, k, o, g...)
+		},
+	}).Build()
+	l := &Lookup{
+		APIReader: reader, Mapper: mapper, Cache: informers{synced: func() { step("list") }},
+		StartWatch: func(schema.GroupVersionKind, schema.GroupResource) error {
+			step("watch")
+			return nil
+		},
+	}
+	if _, err := l.Find(t.Context(), "default", job); !errors.Is(err, ErrMissing) {
+		t.Errorf("got error %v, want %v", err, ErrMissing)
+	}
+	if want := []string{"list", "watch", "read"}; !slices.Equal(steps, want) {
+		t.Errorf("Find: got the steps %v, want %v", steps, want)
 	}
 }

@@ -39,6 +39,8 @@ type Lookup struct {
 	// StartWatch starts a watch for objects of a kind; see Watch. It does not wait for the API server, because other
 	// lookups may wait for it.
 	StartWatch func(schema.GroupVersionKind, schema.GroupResource) error
+	// Cache is the cache of the watches. Default: Find does not wait until a new watch has listed its objects.
+	Cache cache.Informers
 
 	// mu is not held during requests to the API server: an answer for one kind may take long.
 	mu sync.Mutex
@@ -105,26 +107,29 @@ func (l *Lookup) Find(ctx context.Context, namespace string, ref Reference) (Sta
 	kind := mapping.GroupVersionKind
 	object := &unstructured.Unstructured{}
 	object.SetGroupVersionKind(kind)
-	err = l.APIReader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: ref.Name}, object)
-	if apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
-		// The API server also returns this error if it no longer serves the resource. The object
-		// may still exist.
+	// The watch must begin before the object is read. Otherwise, no event would announce that an object was deleted
+	// in between.
+	err = l.watch(ctx, mapping)
+	isServed := !apierrors.IsNotFound(err)
+	if err == nil {
+		err = l.APIReader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: ref.Name}, object)
+		isServed = !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+	}
+	if !isServed {
+		// The API server also returns an error of a missing object if it no longer serves the resource. The object may
+		// still exist.
 		return State{}, &UnverifiableError{v1alpha1.ReasonHolderUnknown,
 			fmt.Sprintf("the API server no longer serves %s: is its API still installed?", kind)}
-	}
-	missing := apierrors.IsNotFound(err)
-	if err == nil || missing {
-		err = l.watch(ctx, mapping)
 	}
 	switch {
 	case apierrors.IsForbidden(err):
 		return State{}, &UnverifiableError{v1alpha1.ReasonHolderForbidden,
 			fmt.Sprintf("the controller is not permitted to get, list, and watch %s: "+
 				"ask the administrator to add it to the chart's controller.reservedFor", ref.GroupResource)}
+	case apierrors.IsNotFound(err):
+		return State{}, ErrMissing
 	case err != nil:
 		return State{}, err
-	case missing:
-		return State{}, ErrMissing
 	}
 	return stateOf(object), nil
 }
@@ -197,6 +202,9 @@ func (l *Lookup) watch(ctx context.Context, mapping *meta.RESTMapping) error {
 	if err := l.APIReader.List(ctx, list, client.Limit(1)); err != nil {
 		return err
 	}
+	if err := l.awaitCache(ctx, kind); err != nil {
+		return fmt.Errorf("list %s: %w", mapping.Resource.GroupResource(), err)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.watched[kind] {
@@ -210,6 +218,23 @@ func (l *Lookup) watch(ctx context.Context, mapping *meta.RESTMapping) error {
 	}
 	l.watched[kind] = true
 	return nil
+}
+
+// cacheTimeout limits how long one lookup waits for the list of a kind. The reconcile is repeated after an error.
+const cacheTimeout = 10 * time.Second
+
+// awaitCache waits until the cache has all objects of a kind, so that StartWatch needs no answer of the API server to
+// announce further changes.
+func (l *Lookup) awaitCache(ctx context.Context, kind schema.GroupVersionKind) error {
+	if l.Cache == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, cacheTimeout)
+	defer cancel()
+	object := &metav1.PartialObjectMetadata{}
+	object.SetGroupVersionKind(kind)
+	_, err := l.Cache.GetInformer(ctx, object)
+	return err
 }
 
 func (l *Lookup) isWatched(kind schema.GroupVersionKind) bool {
