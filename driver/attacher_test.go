@@ -23,7 +23,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
-	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/ptr"
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
@@ -189,19 +188,7 @@ func (p *slotPlugin) start() {
 	if p.Driver, err = driver.New(p.options); err != nil {
 		p.t.Fatal(err)
 	}
-	_, ctx := ktesting.NewTestContext(p.t)
-	ctx, cancel := context.WithCancel(ctx)
-	wait, err := p.Start(ctx)
-	if err != nil {
-		cancel()
-		p.t.Fatal(err)
-	}
-	p.stop = sync.OnceFunc(func() {
-		cancel()
-		if err := wait(); err != nil {
-			p.t.Error(err)
-		}
-	})
+	p.run(func() error { return nil })
 }
 
 // slotClaim makes a claim to a slot, allocated and reserved for pods as the scheduler would, and makes the pods.

@@ -181,11 +181,11 @@ func (p *plugin) build(networks string) *netdev.Node {
 // startWith starts the plugin with a configuration.
 func (p *plugin) startWith(networks string) {
 	p.t.Helper()
-	p.run(p.build(networks))
+	p.run(p.build(networks).Close)
 }
 
-// run starts the plugin that build has built.
-func (p *plugin) run(node *netdev.Node) {
+// run starts the driver that was built. closeKinds is called after it has stopped.
+func (p *plugin) run(closeKinds func() error) {
 	p.t.Helper()
 	_, ctx := ktesting.NewTestContext(p.t)
 	ctx, cancel := context.WithCancel(ctx)
@@ -196,7 +196,7 @@ func (p *plugin) run(node *netdev.Node) {
 	}
 	p.stop = sync.OnceFunc(func() {
 		cancel()
-		if err := errors.Join(wait(), node.Close()); err != nil {
+		if err := errors.Join(wait(), closeKinds()); err != nil {
 			p.t.Error(err)
 		}
 	})
@@ -1183,7 +1183,7 @@ func TestReporter_readsClaimBeforeRewritingStatus(t *testing.T) {
 	nstest.NIC(t, "nic0", 9000)
 	node := p.build(oneNetwork)
 	p.ExpireStatusAtOnce()
-	p.run(node)
+	p.run(node.Close)
 	t.Cleanup(func() { p.stop() })
 	c := p.claim("c", "100M", "")
 	if err := p.sandbox("p").hook(c, p.mustPrepare(c)[0]); err != nil {
