@@ -60,11 +60,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
@@ -72,58 +68,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/driver/lock"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
-	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
-
-// Options configures a Driver. Every field is required unless its comment
-// names a default.
-type Options struct {
-	// DriverName is the name under which devices are published.
-	DriverName string
-	// NodeName is the name of the node, and of its pool of devices.
-	NodeName string
-	// Client reads claims, pods, and the Node, and writes ResourceSlices and the status of claims.
-	Client kubernetes.Interface
-	// Metadata watches the Node, to notice when it was registered again (node.go). Default: the driver does not
-	// notice it.
-	Metadata metadata.Interface
-	// Kinds are the device kinds, each with another name.
-	Kinds []Kind
-
-	// PluginDir is the plugin's directory below the kubelet's; it contains the claim records. Its
-	// path is the same inside and outside of the container.
-	PluginDir string
-	// RegistryDir is the directory in which the kubelet discovers plugins.
-	RegistryDir string
-	// CDIDir is one of the directories from which the runtime reads CDI specs.
-	CDIDir string
-	// RunDir is a directory on a tmpfs of the node, for sockets and attachment
-	// records. Its path is the same inside and outside of the container.
-	RunDir string
-	// Hook is the path of the installed hook on the node. Default: that of
-	// Installation.
-	Hook string
-	// Installation installs the hook. Default: the hook is at its path already.
-	Installation *attach.Installation
-	// Instance distinguishes plugins that run at the same time: the pod's UID.
-	Instance string
-	// RollingUpdate allows two plugins to overlap (kubelet 1.33 or newer).
-	RollingUpdate bool
-	// BootIDFile contains a different text after each boot. Default:
-	// /proc/sys/kernel/random/boot_id.
-	BootIDFile string
-	// OrphanGrace is the time for which an object must have been an orphan
-	// before garbage collection removes it. Default: one minute.
-	OrphanGrace time.Duration
-	// Failpoints wraps operations that change state outside the process.
-	// Default: none.
-	Failpoints failpoint.Injector
-	// Events receives the events on pods and on the Node. Default: they are discarded.
-	Events events.EventRecorder
-	// Metrics is the registry for the driver's metrics. Default: none.
-	Metrics prometheus.Registerer
-}
 
 // Driver implements kubeletplugin.DRAPlugin and attach.Handler. It is safe for
 // concurrent use.
@@ -185,18 +131,10 @@ const resyncInterval = 30 * time.Second
 // New builds a driver. It reads o.BootIDFile, creates the directories of records, CDI specs, and
 // locks, and registers the metrics. It starts nothing.
 func New(o Options) (*Driver, error) {
-	if o.BootIDFile == "" {
-		o.BootIDFile = "/proc/sys/kernel/random/boot_id"
+	if err := o.validate(); err != nil {
+		return nil, err
 	}
-	if o.OrphanGrace == 0 {
-		o.OrphanGrace = time.Minute
-	}
-	if o.Installation != nil {
-		o.Hook = o.Installation.Path()
-	}
-	if o.Events == nil {
-		o.Events = &events.FakeRecorder{} // discards events
-	}
+	o.setDefaults()
 	raw, err := os.ReadFile(o.BootIDFile)
 	if err != nil {
 		return nil, fmt.Errorf("identify the current boot: %w", err)

@@ -6,7 +6,6 @@ package driver
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -29,13 +28,7 @@ func (c *endingContext) Err() error {
 
 // A pod that only waits for the other pods of its claim reports that, and why attaching those fails.
 func TestAttach_reportsWhatItWaitedFor(t *testing.T) {
-	dir := t.TempDir()
-	d, err := New(Options{
-		PluginDir: filepath.Join(dir, "plugin"), CDIDir: filepath.Join(dir, "cdi"), RunDir: filepath.Join(dir, "run"),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := newUnstarted(t)
 	expect := func(pod, want string) {
 		t.Helper()
 		r := attach.Request{ClaimUID: "uid", Share: "s", Pod: attach.Pod{Namespace: "default", Name: pod, UID: pod}}
@@ -55,13 +48,7 @@ func TestAttach_reportsWhatItWaitedFor(t *testing.T) {
 // The lock of a claim may be held by a request that waits for a pod. Those that wait for the lock must not take
 // the places of other pods for longer than their own time.
 func TestAttach_waitsForClaimUntilContextEnds(t *testing.T) {
-	dir := t.TempDir()
-	d, err := New(Options{
-		PluginDir: filepath.Join(dir, "plugin"), CDIDir: filepath.Join(dir, "cdi"), RunDir: filepath.Join(dir, "run"),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := newUnstarted(t)
 	release, err := d.locks.Key(t.Context(), "uid")
 	if err != nil {
 		t.Fatal(err)

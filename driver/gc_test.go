@@ -4,14 +4,12 @@
 package driver
 
 import (
-	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
@@ -24,14 +22,7 @@ func (unattachedKind) Name() string { return "unattached" }
 // A pod that was deleted by force, together with its claim, may use a device until its grace period is over. No
 // attachment shows that the pod runs.
 func TestGC_keepsDevicesOfAForceDeletedPod(t *testing.T) {
-	dir := t.TempDir()
-	d, err := New(Options{
-		PluginDir: filepath.Join(dir, "plugin"), CDIDir: filepath.Join(dir, "cdi"), RunDir: filepath.Join(dir, "run"),
-		Client: fake.NewClientset(), Kinds: []Kind{unattachedKind{}, waitingKind{}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := newUnstarted(t, unattachedKind{}, waitingKind{})
 	synctest.Test(t, func(t *testing.T) {
 		gc := newGarbageCollector(d)
 		expect := func(when string, want ...string) {

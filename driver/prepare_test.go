@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -51,14 +50,7 @@ func (waitingKind) ReserveForClaim(ctx context.Context, _ record.Share, _ Reserv
 // The kubelet gets the errors of all claims of a pod before it gives up the call.
 func TestPrepareResourceClaims_limitsWaitingOfAllClaims(t *testing.T) {
 	const kubeletTimeout = 45 * time.Second
-	dir := t.TempDir()
-	d, err := New(Options{
-		DriverName: "dra-shared.dev", NodeName: "n1", Kinds: []Kind{waitingKind{}},
-		PluginDir: filepath.Join(dir, "plugin"), CDIDir: filepath.Join(dir, "cdi"), RunDir: filepath.Join(dir, "run"),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := newUnstarted(t, waitingKind{})
 	var claims []*resourceapi.ResourceClaim
 	for i := range 3 {
 		uid := types.UID(fmt.Sprint(i))

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/kubernetes"
 	controllermetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/dra-shared/dra-driver-shared/accel"
@@ -91,7 +92,8 @@ func pluginMetrics() ([]metric, error) {
 		return nil, err
 	}
 	if _, err := driver.New(driver.Options{
-		DriverName: api.DriverName, Metrics: registry, PluginDir: filepath.Join(dir, "plugin"),
+		DriverName: api.DriverName, NodeName: "node", Client: &kubernetes.Clientset{}, Hook: "/hook", Metrics: registry,
+		PluginDir: filepath.Join(dir, "plugin"), RegistryDir: filepath.Join(dir, "registry"),
 		CDIDir: filepath.Join(dir, "cdi"), RunDir: filepath.Join(dir, "run"),
 		Kinds: []driver.Kind{nics, accelerator.New(accel.Host{}, nil, ""), fabric.New(&config.DriverConfig{}, "")},
 	}); err != nil {
