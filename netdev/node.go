@@ -53,7 +53,7 @@ type Node struct {
 	inspections map[int]inspection
 	guardTimers map[int]guardTimer   // by interface index
 	gateways    map[int][]netip.Addr // those of SetGateways, by interface index
-	// keepingRoutes are the NICs for which keepRoutes was called, by interface index.
+	// keepingRoutes are the NICs for which keepRoutes has succeeded, by interface index.
 	keepingRoutes map[int]bool
 	displaced     map[LinkKey]Attachment // attachments whose link is down or has another MAC address; see setGuarded
 	detachedAt    map[LinkKey]time.Time  // when links were detached; see detachGracePeriod
@@ -307,7 +307,7 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 		if intact {
 			old.oneTree = desired.oneTree
 			n.managed[c.Index] = old
-			return false, n.watchArrival(c.Index)
+			return false, errors.Join(n.keepRoutes(old), n.watchArrival(c.Index))
 		}
 	}
 	if known && old.Name != c.Name { // the interface was renamed

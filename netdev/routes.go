@@ -17,43 +17,57 @@ import (
 // (IFF_XMIT_DST_RELEASE). The VLAN takes this property from the NIC when it is created, and when the features of the
 // NIC change.
 
-// toggledFeature is a feature that every NIC has (Linux 5.12), and that the kernel does not take from the members of a
-// bond or a team, as it does with others. While it is on, the kernel may combine received UDP packets that it forwards.
-const toggledFeature = "rx-udp-gro-forwarding"
+// Features that are toggled for this purpose. The kernel must let every link of the kind change the feature on its own.
+const (
+	// toggledFeature is a feature of every NIC (Linux 5.12), and the kernel does not take it from the members of a bond
+	// or a team, as it does with others. While it is on, the kernel may combine received UDP packets that it forwards.
+	toggledFeature = "rx-udp-gro-forwarding"
+	// toggledFeatureOfVLAN is one of the few features that a VLAN does not take from the link below.
+	toggledFeatureOfVLAN = "rx-gro"
+)
 
 // keepRoutes makes frames that leave a NIC through VLANs of the node keep their route, also on VLANs that are created
 // later. The kernel does not show whether frames keep it, so keepRoutes does it once for each NIC that this Node sets
-// up. It returns an error only if the NIC has VLANs. The caller holds n.mu.
+// up. It returns an error only if the NIC has VLANs; without them, the next call tries again. The caller holds n.mu.
 func (n *Node) keepRoutes(m managedNIC) error {
-	if !n.seesRoutes || n.keepingRoutes[m.Index] {
+	if !n.classifier.ReadsRoutes() || n.keepingRoutes[m.Index] {
 		return nil
 	}
 	links, err := listLinks()
 	if err != nil {
 		return err
 	}
+	below := newTopology(links).belowVLANs(m.Index)
 	err = classify.KeepRoutes(m.Index, m.trees.Class(0))
-	if newTopology(links).hasVLAN(m.Index) {
-		if err == nil {
-			err = toggleFeature(m.Index, toggledFeature)
+	for i := 0; err == nil && i < len(below); i++ {
+		feature := toggledFeatureOfVLAN
+		if below[i] == m.Index {
+			feature = toggledFeature
 		}
-		if err != nil {
-			return fmt.Errorf("VLANs of the node on %s would lose their frames: %w: remove the VLANs, share another NIC, "+
-				"or set enforcement None for its network", m.Name, err)
-		}
+		err = toggleFeature(below[i], feature)
 	}
-	n.keepingRoutes[m.Index] = true
+	switch {
+	case err == nil:
+		n.keepingRoutes[m.Index] = true
+	case len(below) > 0:
+		return fmt.Errorf("VLANs of the node on %s would lose their frames: %w: remove the VLANs, share another NIC, "+
+			"or set enforcement None for its network", m.Name, err)
+	}
 	return nil
 }
 
-// hasVLAN reports whether a link has VLANs.
-func (t topology) hasVLAN(index int) bool {
-	for _, l := range t {
-		if l.kind == "vlan" && l.lower == index {
-			return true
+// belowVLANs returns the links that have VLANs, from a link upward: the link itself, and VLANs that have VLANs.
+func (t topology) belowVLANs(index int) (below []int) {
+	for i, l := range t {
+		if l.kind != "vlan" || l.lower != index {
+			continue
 		}
+		if len(below) == 0 {
+			below = append(below, index)
+		}
+		below = append(below, t.belowVLANs(i)...)
 	}
-	return false
+	return below
 }
 
 // toggleFeature switches a feature of a link off and on again, or on and off, so that the kernel announces a change of

@@ -116,3 +116,16 @@ func TestTopology_master(t *testing.T) {
 		}
 	}
 }
+
+func TestTopology_belowVLANs(t *testing.T) {
+	links := topology{
+		2: {name: "eno1"}, 3: {name: "eno2"}, 10: {name: "eno1.100", kind: "vlan", lower: 2},
+		11: {name: "eno1.100.200", kind: "vlan", lower: 10}, 12: {name: "eno1.101", kind: "vlan", lower: 2},
+		13: {name: "eno1.100.200.300", kind: "vlan", lower: 11}, 14: {name: "link", kind: "macvlan", lower: 3},
+	}
+	for index, want := range map[int][]int{2: {2, 10, 11}, 3: nil, 10: {10, 11}, 12: nil} {
+		if diff := cmp.Diff(want, links.belowVLANs(index)); diff != "" {
+			t.Errorf("belowVLANs(%d) (-want +got):\n%s", index, diff)
+		}
+	}
+}

@@ -61,6 +61,14 @@ func attachPoints(t *testing.T) []classify.AttachPoint {
 // newTestEnvAtPoint returns a testEnv whose programs are attached at an attach point.
 func newTestEnvAtPoint(t *testing.T, point classify.AttachPoint) *testEnv {
 	t.Helper()
+	o := optionsOfTrial(t, func(r *trial.Result) { r.AttachPoint = point })
+	nic, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16", "fd00:20::fe/64")
+	return newTestEnvWith(t, o, nic, wire, netdev.NICConfig{})
+}
+
+// optionsOfTrial returns options with the result of the trial of the strongest key, which change modifies.
+func optionsOfTrial(t *testing.T, change func(*trial.Result)) netdev.Options {
+	t.Helper()
 	o := netdev.Options{BPFFS: nstest.MountBPFFS(t)}
 	results, err := trial.Run(o.BPFFS, nil, classify.Keys()...)
 	if err != nil {
@@ -70,10 +78,9 @@ func newTestEnvAtPoint(t *testing.T, point classify.AttachPoint) *testEnv {
 	if err != nil {
 		t.Fatal(err)
 	}
-	way.AttachPoint = point
+	change(&way)
 	o.Trials = []trial.Result{way}
-	nic, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16", "fd00:20::fe/64")
-	return newTestEnvWith(t, o, nic, wire, netdev.NICConfig{})
+	return o
 }
 
 // traffic is the frames that a NIC sends, or those that it receives.

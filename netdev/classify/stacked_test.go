@@ -6,6 +6,7 @@ package classify_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 )
 
@@ -44,6 +46,50 @@ func TestTraffic_onStackedNICIsLimitedToGrant(t *testing.T) {
 	}
 }
 
+// The kernel of the node sends through VLANs on a shared NIC, even if a firewall has kept the trial from recognizing
+// frames by their route.
+func TestIdentity_permitsVLANsOfNode(t *testing.T) {
+	for name, tc := range map[string]struct {
+		routes error // the result of the trial
+		inner  bool  // a VLAN on the VLAN
+	}{
+		"the trial recognized routes":     {nil, false},
+		"a firewall filtered the trial":   {errors.New("a firewall of the node drops the frames"), false},
+		"a VLAN on a VLAN":                {nil, true},
+		"a VLAN on a VLAN and a firewall": {errors.New("a firewall of the node drops the frames"), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := optionsOfTrial(t, func(r *trial.Result) {
+				if tc.routes != nil {
+					r.Routes = tc.routes
+				}
+			})
+			nic, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16")
+			uplink := "nic0.100"
+			nstest.VLAN(t, "nic0", uplink, 100)
+			wire.Do(func() error { return moveAddressToVLAN("wire", 100) })
+			if tc.inner {
+				uplink = "nic0.100.200"
+				nstest.VLAN(t, "nic0.100", uplink, 200)
+				wire.Do(func() error { return moveAddressToVLAN("wire.100", 200) })
+			}
+			if err := nstest.ConfigureLink(uplink, nodeIP+"/16"); err != nil {
+				t.Fatal(err)
+			}
+			e := newTestEnvWith(t, o, nic, wire, enforced())
+			flow := nstest.Flow{From: nstest.Current(t), To: wire, Address: e.address(wireIP), Duration: time.Second}
+			flow.DialTimeout = 5 * time.Second
+			if rate, err := flow.Run(); err != nil || rate < atLeast(reserve/2) {
+				t.Errorf("the node sends at %.1f Mbit/s, error %v, want at least half of the reserve", rate/mega, err)
+			}
+			refused, err := e.node.Refusals(nic.Index, 0)
+			if err != nil || refused.Dropped["SourceMAC"] != 0 {
+				t.Errorf("Refusals returned %+v and error %v, want no SourceMAC", refused, err)
+			}
+		})
+	}
+}
+
 // moveAddressToVLAN creates a VLAN on a link of the current namespace, and moves
 // the address wireIP, and further ones, to it.
 func moveAddressToVLAN(parent string, id int, further ...string) error {
@@ -62,10 +108,10 @@ func moveAddressToVLAN(parent string, id int, further ...string) error {
 		}
 	}
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.ParentIndex = "vlan", link.Attrs().Index
+	attrs.Name, attrs.ParentIndex = fmt.Sprintf("%s.%d", parent, id), link.Attrs().Index
 	return errors.Join(
 		netlink.LinkAdd(&netlink.Vlan{LinkAttrs: attrs, VlanId: id}),
-		nstest.ConfigureLink("vlan", addresses...),
+		nstest.ConfigureLink(attrs.Name, addresses...),
 	)
 }
 
