@@ -61,7 +61,9 @@ type Cluster struct {
 
 // state records the resources that Down removes. Each resource is recorded before it is created.
 type state struct {
-	Engine   *engine.Engine
+	Engine *engine.Engine
+	// Started reports whether Up has found the names of its resources unused, and creates the resources.
+	Started  bool
 	Networks []string
 	Images   []string
 	// Sysctls are the values of the machine's sysctls that a kubelet changes.
@@ -81,6 +83,9 @@ func (c *Cluster) Up(ctx context.Context, nodes int) error {
 		return err
 	}
 	if err := c.findEngine(ctx); err != nil {
+		return err
+	}
+	if err := c.reserveNames(ctx); err != nil {
 		return err
 	}
 	image, err := c.nodeImage(ctx)
@@ -117,6 +122,34 @@ func (c *Cluster) findEngine(ctx context.Context) error {
 		return err
 	}
 	return errors.Join(c.save(), c.writeScript(ctx))
+}
+
+// reserveNames records that Down removes the resources with the names of this package. It fails if another program, or
+// a user who followed the quickstart by hand, has created one of them.
+func (c *Cluster) reserveNames(ctx context.Context) error {
+	var errs []error
+	for _, used := range []struct {
+		what, remedy string
+		list         []string // docker arguments that list the resource
+	}{
+		{"kind cluster " + clusterName, "kind delete cluster --name " + clusterName,
+			[]string{"ps", "--all", "--quiet", "--filter", "label=io.x-k8s.kind.cluster=" + clusterName}},
+		{"Docker network " + network, "docker network rm " + network,
+			[]string{"network", "ls", "--quiet", "--filter", "name=^" + network + "$"}},
+		{"container " + server, "docker rm --force " + server,
+			[]string{"ps", "--all", "--quiet", "--filter", "name=^/?" + server + "$"}},
+	} {
+		found, err := c.state.Engine.Docker(ctx, used.list...)
+		if err == nil && strings.TrimSpace(found) != "" {
+			err = fmt.Errorf("the %s exists, and this command did not create it: remove it with %q", used.what, used.remedy)
+		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	c.state.Started = true
+	return c.save()
 }
 
 // buildRunc installs and builds the dependencies of a private daemon, and returns the path of
@@ -322,6 +355,9 @@ func (c *Cluster) Down(ctx context.Context) error {
 
 // removeFromDocker removes the resources that Up created in a daemon that other programs also use.
 func (c *Cluster) removeFromDocker(ctx context.Context) error {
+	if !c.state.Started {
+		return nil
+	}
 	kind := c.Command(ctx, filepath.Join(c.Root, "bin/kind"), "delete", "cluster", "--name", clusterName,
 		"--kubeconfig", c.path("kubeconfig"))
 	if out, err := kind.CombinedOutput(); err != nil {

@@ -77,6 +77,44 @@ func TestCluster_sharesNICsOfTwoNodesAndLeavesNothing(t *testing.T) {
 	})
 }
 
+// A user may have created the cluster and the network of the quickstart by hand.
+func TestCluster_keepsResourcesOfUser(t *testing.T) {
+	root, calls := t.TempDir(), filepath.Join(t.TempDir(), "calls")
+	docker := `#!/bin/sh
+echo "docker $*" >>` + calls + `
+case "$*" in
+*label=*) echo 6b1f6f1c; echo 4f2d1c3a ;;
+*name=^kind-storage*) echo 9d0a5c77 ;;
+esac
+`
+	for path, script := range map[string]string{
+		filepath.Join(root, "docker"): docker, filepath.Join(root, "bin/kind"): "#!/bin/sh\necho \"kind $*\" >>" + calls + "\n",
+	} {
+		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(script), 0o755))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", root+":"+os.Getenv("PATH"))
+	c := &Cluster{Root: root, Dir: t.TempDir(), Out: t.Output(), state: state{Engine: &engine.Engine{}}}
+	err := errors.Join(c.save(), c.reserveNames(t.Context()))
+	for _, want := range []string{"kind delete cluster --name dra-shared", "docker network rm kind-storage"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got error %v, want one with the remedy %q", err, want)
+		}
+	}
+	if err != nil && strings.Contains(err.Error(), server) {
+		t.Errorf("the error %v names a container that does not exist", err)
+	}
+	if err := c.Down(t.Context()); err != nil {
+		t.Error(err)
+	}
+	called, err := os.ReadFile(calls)
+	if err != nil || strings.Contains(string(called), "delete") || strings.Contains(string(called), " rm ") {
+		t.Errorf("calls (error %v), want none that removes a resource:\n%s", err, called)
+	}
+}
+
 // TestInterrupt interrupts the command while kind creates the cluster.
 func TestInterrupt(t *testing.T) {
 	if os.Getenv("TEST_KIND") == "" {
