@@ -173,12 +173,11 @@ func (m *memory) uplinks() (names []string) {
 	return names
 }
 
-// addSpeeds sets the speed of NICs without a carrier to the last known one, because many drivers report none for them.
+// addSpeeds sets the speed of NICs that report none to the last known one. Many drivers report none without a carrier,
+// and some also during a reset or while a bond negotiates with the switch.
 func (m *memory) addSpeeds(nics []netdev.NIC) {
 	for i := range nics {
-		if n := &nics[i]; n.Speed == 0 && !n.Carrier {
-			n.Speed = m.nics[n.Name].Speed
-		}
+		nics[i].Speed = cmp.Or(nics[i].Speed, m.nics[nics[i].Name].Speed)
 	}
 }
 

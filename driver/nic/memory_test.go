@@ -113,7 +113,7 @@ func TestMemory_addSpeeds(t *testing.T) {
 	}{
 		"without a carrier":          {netdev.NIC{Name: "nic0"}, 10e9},
 		"the NIC reports its speed":  {netdev.NIC{Name: "nic0", Speed: 1e9}, 1e9},
-		"with a carrier":             {netdev.NIC{Name: "nic0", Carrier: true}, 0},
+		"with a carrier":             {netdev.NIC{Name: "nic0", Carrier: true}, 10e9},
 		"its speed was never known":  {netdev.NIC{Name: "nic1"}, 0},
 		"the NIC has not been there": {netdev.NIC{Name: "nic2"}, 0},
 	} {

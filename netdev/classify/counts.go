@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
@@ -55,7 +56,11 @@ func (c *Classifier) Ahead(index int, sent bool) (found []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, id := range tcxPrograms(index, d) {
+	programs, err := tcxPrograms(index, d)
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range programs {
 		if id == own {
 			return found, nil
 		}
@@ -74,7 +79,11 @@ func (c *Classifier) BeforeSteering(index int) (found []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, id := range tcxPrograms(index, d) {
+	programs, err := tcxPrograms(index, d)
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range programs {
 		if id != own {
 			found = append(found, describeTCX(id))
 		}
@@ -85,18 +94,26 @@ func (c *Classifier) BeforeSteering(index int) (found []string, err error) {
 
 // tcxPrograms returns the programs that the kernel runs by TCX for a direction of a NIC, in their order; none if it
 // has no TCX.
-func tcxPrograms(index int, d direction) (ids []ebpf.ProgramID) {
+func tcxPrograms(index int, d direction) (ids []ebpf.ProgramID, err error) {
 	programs, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: d.attach})
+	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) {
+		return nil, nil
+	}
 	if err != nil {
-		return nil
+		return nil, fmt.Errorf("list the TCX programs of link %d: %w", index, err)
 	}
 	for _, p := range programs.Programs {
 		ids = append(ids, p.ID)
 	}
-	return ids
+	return ids, nil
 }
 
-func describeTCX(id ebpf.ProgramID) string { return fmt.Sprintf("TCX program %d%s", id, nameOf(id)) }
+func describeTCX(id ebpf.ProgramID) string {
+	if name := nameOf(id); name != "" {
+		return fmt.Sprintf("TCX program %d (%s)", id, name)
+	}
+	return fmt.Sprintf("TCX program %d (\"bpftool prog show id %d\" on the node shows its name)", id, id)
+}
 
 // filtersBefore describes the filters of other owners for a direction of a NIC whose priority is less than a number, so
 // that they run before.
@@ -118,8 +135,8 @@ func filtersBefore(index int, d direction, priority uint16) (found []string, err
 	return found, err
 }
 
-// nameOf returns the name of a program in parentheses, or "" if the kernel does not
-// permit this process to open the program, which takes CAP_SYS_ADMIN.
+// nameOf returns the name of a program, or "" if the kernel does not permit this
+// process to open the program, which takes CAP_SYS_ADMIN.
 func nameOf(id ebpf.ProgramID) string {
 	program, err := ebpf.NewProgramFromID(id)
 	if err != nil {
@@ -127,8 +144,8 @@ func nameOf(id ebpf.ProgramID) string {
 	}
 	defer program.Close()
 	info, err := program.Info()
-	if err != nil || info.Name == "" {
+	if err != nil {
 		return ""
 	}
-	return " (" + info.Name + ")"
+	return info.Name
 }
