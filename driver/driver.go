@@ -5,7 +5,7 @@
 // and unprepares claims for the kubelet, attaches shares for the OCI hook, and
 // reports their state. It handles every kind of device through the interface
 // Kind and does not depend on links, rates, or device files. The files follow
-// the path of a claim:
+// the lifecycle of a claim:
 //
 //	publish.go     devices -> ResourceSlices
 //	slicecheck.go  ResourceSlices that the API server has -> readiness (slicestate.go), event, metric

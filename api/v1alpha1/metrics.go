@@ -3,7 +3,7 @@
 
 package v1alpha1
 
-// Conditions under which the plugin runs with less than all features. They are the values
+// Degraded conditions. While one is true, the plugin runs without a feature. They are the values
 // of the label condition of the metric dra_shared_degraded.
 const (
 	// DegradedDevicesNotWatched means that the plugin notices added and removed devices late.

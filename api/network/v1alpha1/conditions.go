@@ -39,8 +39,8 @@ const (
 	UncheckedAnnotation = GroupName + "/unchecked"
 )
 
-// Annotations of Services without a selector whose endpoints are the addresses of pods on a
-// network. The controller writes the EndpointSlices (controller.endpointSlices of the chart).
+// Annotations of Services. Such a Service has no selector, and the controller writes its EndpointSlices
+// with the addresses of pods on a network (controller.endpointSlices of the chart).
 const (
 	// ServiceNetworkAnnotation is the name of the network in the DriverConfig.
 	ServiceNetworkAnnotation = GroupName + "/network"
