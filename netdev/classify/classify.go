@@ -158,7 +158,7 @@ type NIC struct {
 // namespace, and the source MAC address of the NIC.
 type Forwarded uint8
 
-// Values of Forwarded, the numbers of classify.c.
+// Values of Forwarded, the numbers of nic.h.
 const (
 	// ForwardedUnidentified means that forwarded frames have no separate class.
 	ForwardedUnidentified Forwarded = iota

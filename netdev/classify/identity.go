@@ -19,7 +19,7 @@ import (
 // their sender: the MAC address of its link, and the addresses that the link has.
 type Identity uint8
 
-// Values of Identity, the numbers of identity.h.
+// Values of Identity, the numbers of policy.h.
 const (
 	// IdentityOff means that the programs do not check frames.
 	IdentityOff Identity = iota
@@ -32,7 +32,7 @@ const (
 // Reason is a reason to refuse a frame.
 type Reason string
 
-// reasons are the reasons by their number in identity.h.
+// reasons are the reasons by their number in policy.h.
 var reasons = [...]Reason{
 	1: "SourceMAC", 2: "SourceAddress", 3: "ARP", 4: "NeighborDiscovery", 5: "RouterAdvertisement", 6: "DHCPServer",
 	7: "VLAN", 8: "Forwarded", 9: "NeighborRate", 10: "Blocked", 11: "Protocol", 12: "Receiver", 13: "Isolation",
@@ -151,10 +151,10 @@ func (c *Classifier) Guarded(parent int) (guarded bool, length time.Duration, er
 // unidentified returns the class for frames that cannot be assigned to a share.
 func unidentified(major uint16) uint32 { return uint32(major)<<16 | unidentifiedMinor }
 
-// unidentifiedMinor is CLASS_UNIDENTIFIED of classify.c.
+// unidentifiedMinor is CLASS_UNIDENTIFIED of nic.h.
 const unidentifiedMinor = 4
 
-// Values of the map of networks, the numbers of identity.h.
+// Values of the map of networks, the numbers of policy.h.
 const (
 	subnetAssigned uint32 = 1
 	subnetAll      uint32 = 2
@@ -280,7 +280,7 @@ func entries[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
 // errAddressTaken means that another link of the NIC, or the NIC itself, has an address.
 var errAddressTaken = errors.New("another link of the NIC, or the NIC itself, has it: choose another address")
 
-// Flags of a link, the numbers of identity.h.
+// Flags of a link, the numbers of policy.h.
 const (
 	linkAudit      = 1
 	linkAnyAddress = 2

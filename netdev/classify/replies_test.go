@@ -263,7 +263,7 @@ func (e *testEnv) hostBytes() uint64 {
 		e.t.Fatal(err)
 	}
 	defer conn.Close()
-	const minor = 2 // CLASS_HOST of classify.c
+	const minor = 2 // CLASS_HOST of nic.h
 	state, err := shape.New(conn, nil).ReadClass(e.nic.Index, e.trees().Class(minor))
 	if err != nil || state == nil {
 		e.t.Fatalf("ReadClass returned %v and error %v", state, err)

@@ -9,8 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Minor numbers of the base classes. classify.c uses the
-// same numbers.
+// Minor numbers of the base classes. bpf/nic.h in package classify has the same numbers.
 const (
 	classRoot         = 1
 	classHost         = 2

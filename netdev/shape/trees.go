@@ -24,12 +24,12 @@ type Trees int
 const (
 	// OneTree is one HTB qdisc at the root of the device.
 	OneTree Trees = 0
-	// MaxTrees is the largest number of HTB qdiscs below mq. classify.c encodes the queue in 4 bits.
+	// MaxTrees is the largest number of HTB qdiscs below mq. The BPF programs encode the queue in 4 bits.
 	MaxTrees Trees = 16
 )
 
 // Major numbers of the qdiscs of a device with an HTB qdisc per queue. They differ from those of
-// leaf qdiscs; classify.c uses the same numbers.
+// leaf qdiscs; bpf/nic.h in package classify has the same numbers.
 const (
 	mqMajor    = Major + 1
 	queueMajor = 0x5d50 // of the first queue; the next queue has the next number

@@ -6,6 +6,11 @@
 // arp_xmit, the kernel function that all of its ARP passes through, and records the namespace. It costs nothing for
 // other frames.
 
+#pragma once
+
+#include "content.h"
+#include "kernel.h"
+
 // The addresses in ARP: of the sender, and of the target.
 struct arp_addresses {
 	__u32 words[5];

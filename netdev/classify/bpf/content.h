@@ -2,7 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT OR GPL-2.0-only
 //
 // Checks the content of a frame: the addresses in its headers, and the messages that only routers, switches, and
-// servers send. A check returns a reason to refuse the frame, or 0; see identity.h.
+// servers send. A check returns a reason to refuse the frame, or 0; see policy.h.
+
+#pragma once
+
+#include "kernel.h"
+#include "policy.h"
 
 // Reports whether an address is in fe80::/10. high is the first half of the address as in a frame.
 static __always_inline int is_in_link_local_network(__u64 high)

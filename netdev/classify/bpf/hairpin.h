@@ -13,6 +13,10 @@
 // The links of these shares are macvlans in mode VEPA, with which the kernel switches no
 // frames itself, so that the NIC checks the identity of all of them.
 
+#pragma once
+
+#include "policy.h"
+
 // The key is the interface index of the NIC or of the inner link.
 struct hairpin {
 	__u32 peer;  // interface index of the outer link, or of the NIC

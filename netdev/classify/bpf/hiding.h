@@ -4,6 +4,11 @@
 // Gives received frames a random source address if a link of a pod imitates their sender, or lists it in mode source.
 // The kernel would otherwise deliver them to that link.
 
+#pragma once
+
+#include "kernel.h"
+#include "policy.h"
+
 // Replaces the source address of a received frame by a random one, so that no link in mode source
 // recognizes the sender. A pod could list an address that is the same for all frames.
 static __always_inline void hide_source(struct __sk_buff *skb)
