@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -46,12 +47,15 @@ func (p *probes) check(ctx context.Context, name string) (err error) {
 	return err
 }
 
-// live returns an error if hooks or the kubelet cannot reach the plugin, because a socket
-// was removed. Restarting the plugin creates a new one. A plugin that waits for its
-// predecessor has none.
+// live returns an error if a restart of the plugin's container helps: if hooks or the kubelet cannot reach the
+// plugin, because a socket was removed, or if a directory of the node was. A plugin that waits for its predecessor
+// has no sockets.
 func (p *probes) live() error {
 	if p.driver.waiting.Load() != nil {
 		return nil
+	}
+	if err := p.driver.checkDirectories(); err != nil {
+		return err
 	}
 	if err := attach.Ping(p.driver.options.RunDir, p.driver.options.Instance); err != nil {
 		return fmt.Errorf("hooks cannot reach the plugin: %w", err)
@@ -64,6 +68,24 @@ func (p *probes) live() error {
 	for _, socket := range p.driver.helperSockets() {
 		if err := pingSocket(socket); err != nil {
 			return fmt.Errorf("the kubelet cannot reach the plugin: %w: did another program remove the socket?", err)
+		}
+	}
+	return nil
+}
+
+// checkDirectories returns an error if a directory that the plugin writes to was removed on the node. The mount in the
+// plugin's container then remains on the removed directory, in which no file can be created, even if the node has a new
+// directory of that name. Directories with sockets need no check.
+func (d *Driver) checkDirectories() error {
+	directories := []string{d.options.CDIDir}
+	if d.options.Installation != nil {
+		directories = append(directories, filepath.Dir(d.options.Hook))
+	}
+	for _, directory := range directories {
+		var stat unix.Stat_t
+		if err := unix.Stat(directory, &stat); err == nil && stat.Nlink == 0 {
+			return fmt.Errorf("another program removed the directory %s of the node; the plugin restarts to use the new one",
+				directory)
 		}
 	}
 	return nil

@@ -4,12 +4,14 @@
 package driver_test
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -66,6 +68,30 @@ func (p *plugin) checkProbes(lose func(), socket string) {
 		if err := wantFailure(p.healthy(check), socket); err != nil {
 			p.t.Errorf("%s: %v", check, err)
 		}
+	}
+}
+
+// A container keeps the mount of a directory of the node that was removed, and cannot create files in it.
+func TestProbes_removedDirectory(t *testing.T) {
+	p := newPlugin(t)
+	p.stop()
+	onNode := filepath.Join(t.TempDir(), "cdi")
+	err := errors.Join(os.Mkdir(onNode, 0o700), unix.Mount(onNode, p.options.CDIDir, "", unix.MS_BIND, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(p.options.CDIDir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	p.start()
+	eventually.Eventually(t, timeout, "the plugin is alive", func() error { return p.healthy(probe.Alive) })
+	if err := errors.Join(os.RemoveAll(onNode), os.Mkdir(onNode, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := wantFailure(p.healthy(probe.Alive), p.options.CDIDir); err != nil {
+		t.Error(err)
 	}
 }
 
