@@ -332,32 +332,32 @@ func (s *Records) list(prefix string, selected func(*Record) bool) (records []Re
 	return records, errors.Join(err, failed)
 }
 
-// asideSuffix ends the names of records that were set aside.
-const asideSuffix = ".unreadable"
+// unreadableSuffix ends the names of renamed records that cannot be read.
+const unreadableSuffix = ".unreadable"
 
-// SetCorruptAside renames the corrupt records, so that they no longer affect others. found describes them, err what
-// failed. A record that the system cannot read stays in place, because it may be intact. RemoveClaim removes the
-// renamed records.
-func (s *Records) SetCorruptAside() (found error, err error) {
+// RenameCorrupt renames the corrupt records, so that List no longer fails because of them. It returns what is wrong with
+// each; err is about renaming them. A record that the system cannot read keeps its name, because it may be intact.
+// RemoveClaim removes the renamed records.
+func (s *Records) RenameCorrupt() (corrupt []error, err error) {
 	var failed error
 	err = s.files.Each("", func(name string, _ *Record, readErr error) {
 		if !errors.Is(readErr, ErrCorruptRecord) {
 			return
 		}
-		found = errors.Join(found, readErr)
+		corrupt = append(corrupt, readErr)
 		path := s.files.Path(name)
 		failed = errors.Join(failed,
-			s.failpoints.Do("set attachment record aside", func() error { return os.Rename(path, path+asideSuffix) }))
+			s.failpoints.Do("rename unreadable attachment record", func() error { return os.Rename(path, path+unreadableSuffix) }))
 	})
-	return found, errors.Join(err, failed)
+	return corrupt, errors.Join(err, failed)
 }
 
-// Aside returns the UIDs of the claims of records that were set aside, by the
-// path of the record.
-func (s *Records) Aside() (claimUIDs map[string]string, err error) {
+// Unreadable returns the UIDs of the claims of renamed records, by the path of the
+// record.
+func (s *Records) Unreadable() (claimUIDs map[string]string, err error) {
 	claimUIDs = map[string]string{}
 	err = s.files.Each("", func(name string, _ *Record, _ error) {
-		if strings.HasSuffix(name, asideSuffix) {
+		if strings.HasSuffix(name, unreadableSuffix) {
 			claimUIDs[s.files.Path(name)], _, _ = strings.Cut(name, "_")
 		}
 	})

@@ -12,18 +12,18 @@ import (
 )
 
 // A record that the system cannot read, such as for lack of descriptors, may be intact.
-func TestRecords_SetCorruptAside_keepsRecordsAfterSystemErrors(t *testing.T) {
+func TestRecords_RenameCorrupt_keepsRecordsAfterSystemErrors(t *testing.T) {
 	dir := t.TempDir()
 	records := OpenRecords(dir, "boot", nil)
 	unreadable := filepath.Join(dir, "attached", "a_1-0.json")
 	if err := os.MkdirAll(unreadable, 0o700); err != nil { // reading a directory fails
 		t.Fatal(err)
 	}
-	if found, err := records.SetCorruptAside(); found != nil || err != nil {
-		t.Errorf("SetCorruptAside returned %v and error %v, want none", found, err)
+	if corrupt, err := records.RenameCorrupt(); len(corrupt) != 0 || err != nil {
+		t.Errorf("RenameCorrupt returned %v and error %v, want none", corrupt, err)
 	}
 	if _, err := os.Stat(unreadable); err != nil {
-		t.Errorf("the record was set aside: %v", err)
+		t.Errorf("the record was renamed: %v", err)
 	}
 	if _, err := records.List(); !errors.Is(err, syscall.EISDIR) {
 		t.Errorf("List returned the error %v, want %v", err, syscall.EISDIR)
@@ -31,7 +31,7 @@ func TestRecords_SetCorruptAside_keepsRecordsAfterSystemErrors(t *testing.T) {
 }
 
 // After a rollback, the records of the newer release stay for it.
-func TestRecords_SetCorruptAside_keepsNewerRecords(t *testing.T) {
+func TestRecords_RenameCorrupt_keepsNewerRecords(t *testing.T) {
 	dir := t.TempDir()
 	records := OpenRecords(dir, "boot", nil)
 	newer, torn := filepath.Join(dir, "attached", "a_1-0.json"), filepath.Join(dir, "attached", "b_1-0.json")
@@ -43,8 +43,8 @@ func TestRecords_SetCorruptAside_keepsNewerRecords(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if found, err := records.SetCorruptAside(); err != nil || found == nil || errors.Is(found, ErrNewerRecord) {
-		t.Errorf("SetCorruptAside returned %v and error %v, want only the torn record", found, err)
+	if corrupt, err := records.RenameCorrupt(); err != nil || len(corrupt) != 1 || errors.Is(corrupt[0], ErrNewerRecord) {
+		t.Errorf("RenameCorrupt returned %v and error %v, want only the torn record", corrupt, err)
 	}
 	if _, err := os.Stat(newer); err != nil {
 		t.Errorf("the newer record is gone: %v", err)

@@ -132,23 +132,23 @@ func Scheme() (*runtime.Scheme, error) {
 // if o.Mode is mode.Auto, to learn the server's version, and to look up the
 // resources of the types that the controller watches. It may be called again if it
 // fails.
-func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, error) {
-	cluster, err := kubernetes.NewForConfig(config)
+func New(ctx context.Context, restConfig *rest.Config, o Options) (manager.Manager, error) {
+	cluster, err := kubernetes.NewForConfig(restConfig)
 	if err != nil {
 		return nil, err
 	}
-	selected, err := selectMode(ctx, config, o)
+	selected, err := selectMode(ctx, restConfig, o)
 	if err != nil {
 		return nil, err
 	}
 	o.Mode = selected.mode
 	rotator := newRotator(cluster, o)
 	peers := newPeerAuth(o, rotator)
-	leader, err := newLeadingReplica(config, o, peers)
+	leader, err := newLeadingReplica(restConfig, o, peers)
 	if err != nil {
 		return nil, err
 	}
-	m, err := newManager(config, o, rotator, leader)
+	m, err := newManager(restConfig, o, rotator, leader)
 	if err != nil {
 		return nil, err
 	}
@@ -177,8 +177,8 @@ type selectedMode struct {
 }
 
 // selectMode returns the configured mode or, if that is mode.Auto, the mode of the cluster.
-func selectMode(ctx context.Context, config *rest.Config, o Options) (selected selectedMode, err error) {
-	detector, err := mode.NewClient(config)
+func selectMode(ctx context.Context, restConfig *rest.Config, o Options) (selected selectedMode, err error) {
+	detector, err := mode.NewClient(restConfig)
 	if err != nil {
 		return selected, err
 	}
@@ -242,7 +242,7 @@ func (o Options) webhookName() string {
 }
 
 func newManager(
-	config *rest.Config, o Options, rotator *certs.Rotator, lock resourcelock.Interface,
+	restConfig *rest.Config, o Options, rotator *certs.Rotator, lock resourcelock.Interface,
 ) (manager.Manager, error) {
 	scheme, err := Scheme()
 	if err != nil {
@@ -258,7 +258,7 @@ func newManager(
 	if rotator != nil {
 		server.TLSOpts = append(server.TLSOpts, func(t *tls.Config) { t.GetCertificate = rotator.GetCertificate })
 	}
-	return ctrl.NewManager(config, ctrl.Options{
+	return ctrl.NewManager(restConfig, ctrl.Options{
 		Scheme: scheme, Cache: caches, NewClient: o.Client,
 		// Controller names are metric labels. Tests run two managers with the same names
 		// in one process.

@@ -24,7 +24,7 @@ const renewDeadline = 10 * time.Second
 
 // newLeadingReplica returns the lock of leader election. Its identity contains the address at which
 // the leading replica serves webhooks.
-func newLeadingReplica(config *rest.Config, o Options, p peerAuth) (*admission.LeadingReplica, error) {
+func newLeadingReplica(restConfig *rest.Config, o Options, p peerAuth) (*admission.LeadingReplica, error) {
 	host, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("leader election: %w", err)
@@ -35,7 +35,7 @@ func newLeadingReplica(config *rest.Config, o Options, p peerAuth) (*admission.L
 	}
 	lock, err := resourcelock.NewFromKubeconfig(resourcelock.LeasesResourceLock, o.Namespace, o.DriverName,
 		resourcelock.ResourceLockConfig{Identity: identity},
-		rest.AddUserAgent(config, "leader-election"), renewDeadline)
+		rest.AddUserAgent(restConfig, "leader-election"), renewDeadline)
 	if err != nil {
 		return nil, fmt.Errorf("leader election: %w", err)
 	}

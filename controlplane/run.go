@@ -43,9 +43,9 @@ const (
 // replica has lost the lease of the leading replica, for example because the API
 // server was unavailable for longer than the lease lasts. The process must then end, since
 // reconcilers may still run while another replica leads.
-func Run(ctx context.Context, config *rest.Config, o Options) error {
+func Run(ctx context.Context, restConfig *rest.Config, o Options) error {
 	var ready readiness
-	servers, err := newServers(config, o, ready.check)
+	servers, err := newServers(restConfig, o, ready.check)
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 	}
 	group.Go(func() error {
 		defer stopServers()
-		m := awaitManager(ctx, config, o)
+		m := awaitManager(ctx, restConfig, o)
 		if m == nil {
 			return nil
 		}
@@ -69,17 +69,17 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 }
 
 // awaitManager repeats New until it succeeds. It returns nil if ctx ends first.
-func awaitManager(ctx context.Context, config *rest.Config, o Options) manager.Manager {
+func awaitManager(ctx context.Context, restConfig *rest.Config, o Options) manager.Manager {
 	delay := minStartDelay
 	for {
-		m, err := New(ctx, config, o)
+		m, err := New(ctx, restConfig, o)
 		if err == nil {
 			return m
 		}
 		if ctx.Err() != nil {
 			return nil
 		}
-		klog.FromContext(ctx).Error(withRemedy(err), "Failed to start; retrying", "server", config.Host, "delay", delay)
+		klog.FromContext(ctx).Error(withRemedy(err), "Failed to start; retrying", "server", restConfig.Host, "delay", delay)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -104,9 +104,9 @@ func withRemedy(err error) error {
 }
 
 // newServers returns the servers of health and metrics that the options enable.
-func newServers(config *rest.Config, o Options, ready healthz.Checker) (servers []manager.Runnable, err error) {
+func newServers(restConfig *rest.Config, o Options, ready healthz.Checker) (servers []manager.Runnable, err error) {
 	address := cmp.Or(o.MetricsAddress, "0") // the library would serve on its default address
-	metrics, err := metricsserver.NewServer(metricsserver.Options{BindAddress: address}, config, nil)
+	metrics, err := metricsserver.NewServer(metricsserver.Options{BindAddress: address}, restConfig, nil)
 	if err != nil {
 		return nil, fmt.Errorf("metrics server: %w", err)
 	}

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// optionalInterface matches the declaration of an interface in driver/kind.go.
+// optionalInterface matches the declaration of an interface.
 var optionalInterface = regexp.MustCompile(`(?m)^type (\w+) interface \{`)
 
 // TestDeviceKinds_listsOptionalInterfaces compares the table in the guide for device kinds with the
@@ -33,7 +33,9 @@ func TestDeviceKinds_listsOptionalInterfaces(t *testing.T) {
 	}
 	// Every kind implements Kind; the driver implements Attachments and Records.
 	required := []string{"Kind", "Attachments", "Records"}
-	for _, m := range optionalInterface.FindAllStringSubmatch(readFile(t, "../driver/kind.go"), -1) {
+	declarations := readFile(t, "../driver/kind.go") + readFile(t, "../driver/attacher.go") +
+		readFile(t, "../driver/reserver.go")
+	for _, m := range optionalInterface.FindAllStringSubmatch(declarations, -1) {
 		name := m[1]
 		if slices.Contains(required, name) {
 			continue

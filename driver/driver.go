@@ -244,7 +244,7 @@ func (d *Driver) shutdown(ctx context.Context, group *sync.WaitGroup) error {
 
 // prepareToServe makes records, devices, and attachments agree before the driver serves any request.
 func (d *Driver) prepareToServe(ctx context.Context) error {
-	d.setAsideCorrupt(ctx)
+	d.renameCorrupt(ctx)
 	d.removeRecordsOfOtherBoots(ctx)
 	if _, err := d.refreshKinds(ctx); err != nil { // all devices are new, and restore follows
 		return err

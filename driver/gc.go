@@ -62,7 +62,7 @@ func (gc *garbageCollector) collect(ctx context.Context) error {
 	if !gc.driver.handover.isNewest() {
 		return nil
 	}
-	gc.driver.setAsideCorrupt(ctx)
+	gc.driver.renameCorrupt(ctx)
 	defer gc.grace.endRound()
 	var err error
 	for _, find := range []func(context.Context) ([]Orphan, error){
@@ -80,11 +80,11 @@ func (gc *garbageCollector) removeDue(ctx context.Context, orphans []Orphan) (fa
 		if !gc.grace.isDue(o.Description, o.grace) {
 			continue
 		}
-		klog.FromContext(ctx).Info("Found orphaned resource to remove", "resource", o.Description)
 		if err := o.Remove(ctx); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("remove %s: %w", o.Description, err))
 			continue
 		}
+		klog.FromContext(ctx).Info("Removed orphaned resource", "resource", o.Description)
 		gc.grace.forget(o.Description)
 		gc.driver.metrics.orphans.Inc()
 	}
@@ -113,9 +113,9 @@ func (gc *garbageCollector) claimRecords(ctx context.Context) (orphans []Orphan,
 	for _, a := range attached {
 		inUse[types.UID(a.ClaimUID)] = true
 	}
-	aside, asideErr := d.attachments.Aside()
-	failed = errors.Join(failed, asideErr)
-	for _, uid := range aside {
+	unreadable, unreadableErr := d.attachments.Unreadable()
+	failed = errors.Join(failed, unreadableErr)
+	for _, uid := range unreadable {
 		inUse[types.UID(uid)] = true
 	}
 	for _, recorded := range claims {
@@ -243,14 +243,14 @@ func (gc *garbageCollector) metadata(context.Context) (orphans []Orphan, failed 
 	return orphans, errors.Join(failed, err)
 }
 
-// corruptAttachments finds attachment records that were set aside and whose claims no longer exist. If the
-// claim record was set aside as well, the claim may still have pods: such a record stays until the kubelet
+// corruptAttachments finds unreadable attachment records of claims that no longer exist. If the claim record
+// is unreadable as well, the claim may still have pods: the attachment record then stays until the kubelet
 // unprepares the claim.
 func (gc *garbageCollector) corruptAttachments(context.Context) (orphans []Orphan, err error) {
-	aside, err := gc.driver.attachments.Aside()
-	for path, uid := range aside {
+	unreadable, err := gc.driver.attachments.Unreadable()
+	for path, uid := range unreadable {
 		recorded, err := gc.driver.claims.Get(types.UID(uid))
-		if recorded == nil && err == nil && !gc.driver.claims.IsAside(types.UID(uid)) {
+		if recorded == nil && err == nil && !gc.driver.claims.HasUnreadable(types.UID(uid)) {
 			orphans = append(orphans, gc.file("attachment record", path))
 		}
 	}

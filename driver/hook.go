@@ -46,7 +46,7 @@ func (d *Driver) ensureHook(ctx context.Context) (installed bool) {
 		return false
 	}
 	logger := klog.FromContext(ctx)
-	logger.Error(found, "Installing the hook again")
+	logger.Error(found, "The hook is missing or changed; reinstalling it")
 	if _, err := d.options.Installation.Install(); err != nil {
 		logger.Error(err, "Failed to install the hook; retrying")
 		d.warnings.warn(params.EventReasonHookMissing, "", "containers with shares cannot start: "+err.Error())
@@ -54,6 +54,7 @@ func (d *Driver) ensureHook(ctx context.Context) (installed bool) {
 	}
 	d.warnings.warn(params.EventReasonHookMissing, "", "containers with shares could not start: "+found.Error()+
 		": does another program delete or change files in "+filepath.Dir(d.options.Hook)+"?")
+	logger.Info("Reinstalled the hook", "path", d.options.Hook)
 	d.warnings.end(params.EventReasonHookMissing, "", params.EventReasonHookInstalled, "the hook is installed again")
 	return true
 }

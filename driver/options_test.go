@@ -33,26 +33,30 @@ func newUnstarted(t *testing.T, kinds ...Kind) *Driver {
 }
 
 func TestOptions_validate(t *testing.T) {
+	twice := []Kind{waitingKind{}, waitingKind{}}
 	for name, tc := range map[string]struct {
 		change func(*Options)
 		want   string // "" means that the options are valid
 	}{
-		"valid":                   {func(*Options) {}, ""},
-		"two kinds":               {func(o *Options) { o.Kinds = []Kind{unattachedKind{}, waitingKind{}} }, ""},
-		"no driver name":          {func(o *Options) { o.DriverName = "" }, "driver option DriverName is missing"},
-		"no node name":            {func(o *Options) { o.NodeName = "" }, "driver option NodeName is missing"},
-		"no client":               {func(o *Options) { o.Client = nil }, "driver option Client is missing"},
-		"no hook":                 {func(o *Options) { o.Hook = "" }, "driver option Hook or Installation is missing"},
-		"no plugin directory":     {func(o *Options) { o.PluginDir = "" }, `driver option PluginDir: "" is not an absolute path`},
-		"no registry directory":   {func(o *Options) { o.RegistryDir = "" }, `driver option RegistryDir: "" is not an absolute path`},
-		"relative CDI directory":  {func(o *Options) { o.CDIDir = "cdi" }, `driver option CDIDir: "cdi" is not an absolute path`},
-		"no runtime directory":    {func(o *Options) { o.RunDir = "" }, `driver option RunDir: "" is not an absolute path`},
-		"two kinds with one name": {func(o *Options) { o.Kinds = []Kind{waitingKind{}, waitingKind{}} }, `driver option Kinds[1]: the name "waiting"`},
+		"valid":                  {func(*Options) {}, ""},
+		"two kinds":              {func(o *Options) { o.Kinds = []Kind{unattachedKind{}, waitingKind{}} }, ""},
+		"no driver name":         {func(o *Options) { o.DriverName = "" }, "DriverName is missing"},
+		"no node name":           {func(o *Options) { o.NodeName = "" }, "NodeName is missing"},
+		"no client":              {func(o *Options) { o.Client = nil }, "Client is missing"},
+		"no hook":                {func(o *Options) { o.Hook = "" }, "Hook or Installation is missing"},
+		"no plugin directory":    {func(o *Options) { o.PluginDir = "" }, `PluginDir: "" is not an absolute path`},
+		"no registry directory":  {func(o *Options) { o.RegistryDir = "" }, `RegistryDir: "" is not an absolute path`},
+		"relative CDI directory": {func(o *Options) { o.CDIDir = "cdi" }, `CDIDir: "cdi" is not an absolute path`},
+		"no runtime directory":   {func(o *Options) { o.RunDir = "" }, `RunDir: "" is not an absolute path`},
+		"a name used twice":      {func(o *Options) { o.Kinds = twice }, `Kinds[1]: the name "waiting" must be unique`},
 	} {
 		o := validOptions("/dir")
 		tc.change(&o)
 		err := o.validate()
-		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.HasPrefix(err.Error(), tc.want)) {
+		if tc.want == "" && err == nil {
+			continue
+		}
+		if tc.want == "" || err == nil || !strings.HasPrefix(err.Error(), "driver option "+tc.want) {
 			t.Errorf("%s: error %v, want %q", name, err, tc.want)
 		}
 	}

@@ -64,7 +64,7 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if err != nil {
 		return nil, err
 	}
-	old, err := d.readOrSetAside(ctx, claim.UID)
+	old, err := d.readOrRename(ctx, claim.UID)
 	if err != nil {
 		return nil, err
 	}
@@ -134,29 +134,29 @@ func (d *Driver) undo(ctx context.Context, recorded *record.Claim) error {
 	return nil
 }
 
-// readOrSetAside returns a claim's record, or nil if there is none. It sets a
-// corrupt record aside, because the attachment records contain the data
-// to continue without it.
-func (d *Driver) readOrSetAside(ctx context.Context, uid types.UID) (*record.Claim, error) {
+// readOrRename returns a claim's record, or nil if there is none. It renames a
+// corrupt record, because the attachment records contain the data to continue
+// without it.
+func (d *Driver) readOrRename(ctx context.Context, uid types.UID) (*record.Claim, error) {
 	recorded, err := d.claims.Get(uid)
 	if errors.Is(err, record.ErrCorrupt) {
-		return nil, d.setAside(ctx, uid, err)
+		return nil, d.renameUnreadable(ctx, uid, err)
 	}
 	return recorded, err
 }
 
-// setAside renames the record of a claim that cannot be read, or removes it if it is empty.
-func (d *Driver) setAside(ctx context.Context, uid types.UID, reason error) error {
-	aside, err := d.claims.SetAside(uid)
+// renameUnreadable renames the record of a claim that cannot be read, or removes it if it is empty.
+func (d *Driver) renameUnreadable(ctx context.Context, uid types.UID, reason error) error {
+	renamed, err := d.claims.RenameUnreadable(uid)
 	if err != nil {
 		return errors.Join(reason, err)
 	}
-	if aside == "" {
+	if renamed == "" {
 		klog.FromContext(ctx).Info("Removed empty claim record", "reason", reason.Error())
 		return nil
 	}
 	klog.FromContext(ctx).
-		Error(reason, "Set unreadable claim record aside; continuing with attachment records", "path", aside)
+		Error(reason, "Renamed unreadable claim record; continuing with attachment records", "path", renamed)
 	return nil
 }
 

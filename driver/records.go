@@ -127,18 +127,18 @@ func (r nodeRecords) Claims() ([]*record.Claim, error) {
 	return slices.DeleteFunc(claims, func(c *record.Claim) bool { return c.Phase == record.Unpreparing }), nil
 }
 
-// setAsideCorrupt renames records that cannot be read, and logs why.
-func (d *Driver) setAsideCorrupt(ctx context.Context) {
+// renameCorrupt renames records that cannot be read, and logs why.
+func (d *Driver) renameCorrupt(ctx context.Context) {
 	logger := klog.FromContext(ctx)
-	claims, err := d.claims.SetCorruptAside()
-	attachments, attachmentsErr := d.attachments.SetCorruptAside()
+	claims, err := d.claims.RenameCorrupt()
+	attachments, attachmentsErr := d.attachments.RenameCorrupt()
 	if err = errors.Join(err, attachmentsErr); err != nil {
-		logger.Error(err, "Failed to set corrupt records aside")
+		logger.Error(err, "Failed to rename corrupt records")
 	}
-	if corrupt := errors.Join(claims, attachments); corrupt != nil {
+	if corrupt := errors.Join(append(claims, attachments...)...); corrupt != nil {
 		logger.Error(
 			corrupt,
-			"Set corrupt records aside as *.unreadable, and removed empty ones; the plugin prepares their claims again when "+
+			"Renamed corrupt records to *.unreadable, and removed empty ones; the plugin prepares their claims again when "+
 				"the kubelet asks, and running pods keep their devices",
 		)
 	}

@@ -81,8 +81,7 @@ type Records interface {
 	Claims() ([]*record.Claim, error)
 	// List returns the attachment records. It fails if some of them cannot be read.
 	List() ([]attach.Record, error)
-	// Aside returns the UIDs of the claims of attachment records that were set aside, by the path of the record. Such a
-	// record cannot be read, and its attachment may exist. Call Aside after List: a record may be set aside at
-	// any time.
-	Aside() (claimUIDs map[string]string, err error)
+	// Unreadable returns the UIDs of the claims of attachment records that cannot be read and were renamed, by the path
+	// of the record. Their attachments may exist. Call Unreadable after List: a record may be renamed at any time.
+	Unreadable() (claimUIDs map[string]string, err error)
 }

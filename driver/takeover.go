@@ -134,7 +134,7 @@ func (d *Driver) eachTakeoverChecker(check func(TakeoverChecker) error) (failed 
 func (d *Driver) reportWaiting(ctx context.Context, wait *waitError) {
 	err := error(wait)
 	if old := d.waiting.Swap(&err); old == nil || (*old).Error() != err.Error() {
-		klog.FromContext(ctx).Error(err, "Not serving yet; retrying")
+		klog.FromContext(ctx).Error(err, "Cannot take over yet; retrying")
 	}
 	d.warnings.warn(wait.event, "", err.Error())
 }

@@ -42,9 +42,9 @@ func (d *Driver) UnprepareResourceClaims(
 }
 
 func (d *Driver) unprepareClaim(ctx context.Context, claim kubeletplugin.NamespacedObject) error {
-	recorded, err := d.readOrSetAside(ctx, claim.UID)
+	recorded, err := d.readOrRename(ctx, claim.UID)
 	if errors.Is(err, record.ErrNewer) {
-		err = d.setAside(ctx, claim.UID, err) // the kubelet must be able to end the pod
+		err = d.renameUnreadable(ctx, claim.UID, err) // the kubelet must be able to end the pod
 	}
 	if err != nil {
 		return err

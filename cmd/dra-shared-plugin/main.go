@@ -272,8 +272,8 @@ func (f *flags) socketOpener() func(context.Context, attach.Record) (attach.Sock
 }
 
 // addressPoolOptions returns the options of the allocator of addresses of pools.
-func (f *flags) addressPoolOptions(config *rest.Config) (*ipam.Options, error) {
-	api, err := ipam.NewAPI(config)
+func (f *flags) addressPoolOptions(restConfig *rest.Config) (*ipam.Options, error) {
+	api, err := ipam.NewAPI(restConfig)
 	if err != nil {
 		return nil, err
 	}

@@ -70,7 +70,7 @@ func TestDenialReasons_areDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(page), "### Denials of admission\n")
+	_, section, _ := strings.Cut(string(page), "### Admission denials\n")
 	section, _, _ = strings.Cut(section, "\n#")
 	reasons := regexp.MustCompile(`denialReason = "(\w+)"`).FindAllSubmatch(source, -1)
 	if len(reasons) == 0 {

@@ -256,7 +256,7 @@ func (r reservation) desiredOwnerEntries() []resourceapi.ResourceClaimConsumerRe
 }
 
 // room returns the number of entries that can be added to those desired so far. It
-// sets one aside for an owner whose entry follows later.
+// keeps one for an owner whose entry follows later.
 func (r reservation) room(desired []resourceapi.ResourceClaimConsumerReference) int {
 	room := resourceapi.ResourceClaimReservedForMaxSize - len(desired)
 	if !containsUID(desired, r.owner.UID) && !IsReservedFor(r.claim, r.owner.UID) {

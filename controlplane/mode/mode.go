@@ -59,25 +59,25 @@ func Parse(name string) (Mode, error) {
 
 // NewClient returns a client for Detect and a Watcher that opens a connection for each request. A client that
 // keeps its connection asks the same API server, of several, as long as that server runs.
-func NewClient(config *rest.Config) (kubernetes.Interface, error) {
-	tls, err := rest.TLSConfigFor(config)
+func NewClient(restConfig *rest.Config) (kubernetes.Interface, error) {
+	tls, err := rest.TLSConfigFor(restConfig)
 	if err != nil {
 		return nil, err
 	}
 	transport := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, TLSClientConfig: tls, TLSHandshakeTimeout: detectTimeout, DisableKeepAlives: true,
 	}
-	if config.Proxy != nil {
-		transport.Proxy = config.Proxy
+	if restConfig.Proxy != nil {
+		transport.Proxy = restConfig.Proxy
 	}
-	if config.Dial != nil {
-		transport.DialContext = config.Dial
+	if restConfig.Dial != nil {
+		transport.DialContext = restConfig.Dial
 	}
-	wrapped, err := rest.HTTPWrappersForConfig(config, transport)
+	wrapped, err := rest.HTTPWrappersForConfig(restConfig, transport)
 	if err != nil {
 		return nil, err
 	}
-	return kubernetes.NewForConfigAndClient(config, &http.Client{Transport: wrapped})
+	return kubernetes.NewForConfigAndClient(restConfig, &http.Client{Transport: wrapped})
 }
 
 // Detect returns Native if the API server keeps the claims of one of Kubernetes'

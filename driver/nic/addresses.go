@@ -293,11 +293,11 @@ func (k *Kind) usedIn(records driver.Records) func() (ipam.Used, error) {
 		if err != nil {
 			return used, err
 		}
-		aside, err := records.Aside()
+		unreadable, err := records.Unreadable()
 		if err != nil {
 			return used, err
 		}
-		used.Unreadable = slices.Sorted(maps.Keys(aside))
+		used.Unreadable = slices.Sorted(maps.Keys(unreadable))
 		claims, err := records.Claims()
 		if err != nil {
 			return used, err

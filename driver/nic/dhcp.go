@@ -130,13 +130,14 @@ func (k *Kind) acquire(
 			return lease, fmt.Errorf("lease an address for %s on network %q: %w: does a DHCP server on the network of NIC %s "+
 				"have free addresses?", link.Name, d.network.Name, err, d.nic.Name)
 		}
-		inUse, err := k.checkLease(ctx, d, a, client.MAC, lease)
-		if err != nil {
+		err = k.checkLease(ctx, d, a, client.MAC, lease)
+		if err == nil {
+			return lease, nil
+		}
+		var inUse addressInUseError
+		if !errors.As(err, &inUse) {
 			k.giveBack(ctx, link, lease)
 			return lease, err
-		}
-		if inUse == nil {
-			return lease, nil
 		}
 		if err := k.decline(client, link, packet, lease); err != nil {
 			return lease, err
@@ -148,40 +149,44 @@ func (k *Kind) acquire(
 		"exclude them on the server", lease.Server, lease.Address)
 }
 
-// checkLease returns why a leased address must be declined, or nil. It returns an error if the link must not
-// have the address for another reason, or if the check failed.
+// addressInUseError is the reason to decline a leased address.
+type addressInUseError struct{ error }
+
+func (e addressInUseError) Unwrap() error { return e.error }
+
+// checkLease returns an error if a link must not have a leased address, or if the check failed. The error is an
+// addressInUseError if the client must decline the address.
 func (k *Kind) checkLease(
 	ctx context.Context, d *device, a netdev.Attachment, mac net.HardwareAddr, lease dhcp.Lease,
-) (inUse, err error) {
+) error {
 	if err := refuseLease(d.network, lease); err != nil {
-		return nil, err
+		return err
 	}
 	if err := k.node.CheckAddress(a, lease.Address); err != nil {
-		return err, nil
+		return addressInUseError{err}
 	}
-	inUse, err = k.refusePooled(ctx, d.network.Name, lease.Address.Addr())
-	if err != nil || inUse != nil {
-		return inUse, err
+	if err := k.refusePooled(ctx, d.network.Name, lease.Address.Addr()); err != nil {
+		return err
 	}
 	found, err := d.refuseDuplicates(ctx, mac, []netip.Prefix{lease.Address})
 	if err != nil || len(found) == 0 {
-		return nil, err
+		return err
 	}
-	return fmt.Errorf("another host has it: %s", found), nil
+	return addressInUseError{fmt.Errorf("another host has it: %s", found)}
 }
 
-// refusePooled returns why a link must not lease an address on a network if an AddressPool has the address: it
-// may belong to a pod of any node.
-func (k *Kind) refusePooled(ctx context.Context, network string, address netip.Addr) (refused, err error) {
+// refusePooled returns an addressInUseError if an AddressPool of the network has a leased address: it may belong to a pod
+// on any node.
+func (k *Kind) refusePooled(ctx context.Context, network string, address netip.Addr) error {
 	if k.addresses == nil {
-		return nil, nil
+		return nil
 	}
 	pooled, err := k.addresses.HasPool(ctx, network, []netip.Addr{address})
 	if err != nil || !pooled {
-		return nil, err
+		return err
 	}
-	return fmt.Errorf("an AddressPool of network %q has the address %s: exclude it on the DHCP server, or in the pool",
-		network, address), nil
+	return addressInUseError{fmt.Errorf(
+		"an AddressPool of network %q has the address %s: exclude it on the DHCP server, or in the pool", network, address)}
 }
 
 func (k *Kind) decline(client dhcp.Client, link attach.Link, packet *os.File, lease dhcp.Lease) error {

@@ -5,6 +5,7 @@ package nic
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"strings"
@@ -124,15 +125,15 @@ func TestKind_refusePooled(t *testing.T) {
 		k := newKind(t, Options{
 			AddressPools: &ipam.Options{API: fakePools{pools: []network.AddressPool{pool}}, Node: "n1"},
 		})
-		refused, err := k.refusePooled(t.Context(), tc.network, netip.MustParseAddr(tc.address))
-		if err != nil || (refused == nil) != (tc.want == "") ||
-			refused != nil && !strings.Contains(refused.Error(), tc.want) {
-			t.Errorf("%s on network %s: got %v and error %v, want %q", tc.address, tc.network, refused, err, tc.want)
+		err := k.refusePooled(t.Context(), tc.network, netip.MustParseAddr(tc.address))
+		var inUse addressInUseError
+		if errors.As(err, &inUse) != (tc.want != "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s on network %s: got error %v, want an addressInUseError with %q", tc.address, tc.network, err, tc.want)
 		}
 	}
-	refused, err := newKind(t, Options{}).refusePooled(t.Context(), "storage", netip.MustParseAddr("10.20.8.1"))
-	if refused != nil || err != nil {
-		t.Errorf("without AddressPools: got %v and error %v", refused, err)
+	err := newKind(t, Options{}).refusePooled(t.Context(), "storage", netip.MustParseAddr("10.20.8.1"))
+	if err != nil {
+		t.Errorf("without AddressPools: got error %v", err)
 	}
 }
 

@@ -255,7 +255,8 @@ func targets(link attach.Link) (targets []dad.Target) {
 func (k *Kind) detectDuplicates(ctx context.Context, records func() ([]attach.Record, error)) {
 	all, err := records()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to read attachment records; not looking for duplicates of their addresses")
+		klog.FromContext(ctx).Error(err,
+			"Failed to read attachment records; skipping duplicate address detection for their links")
 	}
 	for _, r := range all {
 		if link, err := r.Link(); err == nil && r.Kind == Name {
@@ -304,7 +305,8 @@ func (k *Kind) addConflicting(ctx context.Context, records func() ([]attach.Reco
 	}
 	all, err := records()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to read attachment records; not looking for duplicates of addresses in use")
+		klog.FromContext(ctx).Error(err,
+			"Failed to read attachment records; skipping duplicate address detection for addresses in use")
 		return
 	}
 	k.duplicates.addConflicting(all, conflicts)

@@ -43,8 +43,8 @@ var (
 	)
 	descGuarded = prometheus.NewDesc(
 		"dra_shared_device_guarded",
-		"1 while the senders of frames are hidden from the pods of a device, because a pod has, or recently had, "+
-			"a link that receives other pods' frames, 0 otherwise.",
+		"1 while the source MAC addresses of frames are hidden from the pods on a device, because a pod has, recently "+
+			"had, or may have a link that receives other pods' frames, 0 otherwise.",
 		[]string{"device"},
 		nil,
 	)

@@ -112,7 +112,7 @@ func (r *renewer) finish(f finishedTask) {
 func (r *renewer) start(ctx context.Context, workers *sync.WaitGroup) time.Duration {
 	leased, err := r.scan()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to read attachment records; not renewing the leases of some links")
+		klog.FromContext(ctx).Error(err, "Failed to read attachment records; skipping the renewal of some leases")
 	}
 	now, states := dhcp.SinceBoot(), leaseStates{}
 	for _, l := range leased {

@@ -12,10 +12,10 @@
 // rolling update. A Store keeps the parsed records in memory and reads a file again
 // only if it was replaced.
 //
-// A release reads the records of the previous release, and writes what that release
-// can read, because the plugin may be rolled back while pods run. Therefore a new
-// version takes two releases: the first reads it, the second writes it. New optional
-// fields do not need a new version, because readers ignore unknown fields.
+// A release reads the records of all earlier releases, and writes what the previous
+// release can read, because the plugin may be rolled back while pods run. Therefore a
+// new version takes two releases: the first reads it, the second writes it. New
+// optional fields do not need a new version, because readers ignore unknown fields.
 package record
 
 import (
@@ -265,48 +265,48 @@ func (c *Claim) validate() error {
 	return nil
 }
 
-// asideSuffix ends the names of records that were set aside.
-const asideSuffix = ".unreadable"
+// unreadableSuffix ends the names of renamed records that cannot be read.
+const unreadableSuffix = ".unreadable"
 
-// SetAside renames a record that cannot be read and returns its new path. The file
-// stays there for an administrator. SetAside removes an empty record, and returns "".
-func (s *Store) SetAside(uid types.UID) (kept string, err error) {
+// RenameUnreadable renames a record that cannot be read and returns its new path. The file
+// stays there for an administrator. RenameUnreadable removes an empty record, and returns "".
+func (s *Store) RenameUnreadable(uid types.UID) (kept string, err error) {
 	path, err := s.path(uid)
 	if err != nil {
 		return "", err
 	}
-	return s.setAside(path)
+	return s.rename(path)
 }
 
-// IsAside reports whether a record of a claim was set aside and still exists.
-func (s *Store) IsAside(uid types.UID) bool {
+// HasUnreadable reports whether a renamed record of a claim exists.
+func (s *Store) HasUnreadable(uid types.UID) bool {
 	path, err := s.path(uid)
 	if err != nil {
 		return false
 	}
-	_, err = os.Stat(path + asideSuffix)
+	_, err = os.Stat(path + unreadableSuffix)
 	return !errors.Is(err, os.ErrNotExist)
 }
 
-func (s *Store) setAside(path string) (kept string, err error) {
+func (s *Store) rename(path string) (kept string, err error) {
 	if info, err := os.Stat(path); err == nil && info.Size() == 0 {
 		return "", files.Remove(s.failpoints, "empty claim record", path)
 	}
-	kept = path + asideSuffix
-	return kept, s.failpoints.Do("set claim record aside", func() error { return os.Rename(path, kept) })
+	kept = path + unreadableSuffix
+	return kept, s.failpoints.Do("rename unreadable claim record", func() error { return os.Rename(path, kept) })
 }
 
-// SetCorruptAside sets all corrupt records aside; see SetAside. found describes the corrupt records, err what
-// failed.
-func (s *Store) SetCorruptAside() (found error, err error) {
+// RenameCorrupt renames all corrupt records, as RenameUnreadable does. It returns what is wrong with each; err is about
+// renaming them.
+func (s *Store) RenameCorrupt() (corrupt []error, err error) {
 	var failed error
 	err = s.records.Each("", func(name string, _ *Claim, readErr error) {
 		if errors.Is(readErr, ErrCorrupt) {
-			_, asideErr := s.setAside(s.records.Path(name))
-			found, failed = errors.Join(found, readErr), errors.Join(failed, asideErr)
+			_, renameErr := s.rename(s.records.Path(name))
+			corrupt, failed = append(corrupt, readErr), errors.Join(failed, renameErr)
 		}
 	})
-	return found, errors.Join(err, failed)
+	return corrupt, errors.Join(err, failed)
 }
 
 // List returns all records that can be read. The caller must not modify them. The

@@ -156,15 +156,16 @@ func TestStore_List_withUnreadableRecords(t *testing.T) {
 			t.Errorf("%d records, want 1; error %v, want %s", len(claims), err, want)
 		}
 	}
-	found, err := s.SetCorruptAside()
+	corrupt, err := s.RenameCorrupt()
+	found := errors.Join(corrupt...)
 	if err != nil || found == nil || strings.Contains(found.Error(), "newer.json") ||
 		!strings.Contains(found.Error(), "torn.json") {
-		t.Errorf("set aside: %v, %v", found, err)
+		t.Errorf("RenameCorrupt returned %v and error %v", found, err)
 	}
 	if _, err := s.List(); errors.Is(err, ErrCorrupt) || !errors.Is(err, ErrNewer) {
 		t.Errorf("afterwards: %v", err)
 	}
-	kept, err := filepath.Glob(filepath.Join(s.dir, "*"+asideSuffix))
+	kept, err := filepath.Glob(filepath.Join(s.dir, "*"+unreadableSuffix))
 	if err != nil || len(kept) != 4 || strings.Contains(fmt.Sprint(kept), "empty") {
 		t.Errorf("kept: %v, %v", kept, err)
 	}

@@ -84,7 +84,7 @@ func TestAddressPools_refusedWrites(t *testing.T) {
 		t.Errorf("a block with valid ranges: %v", err)
 	}
 
-	refused("the deletion of a pool without status", "the controller has not written its status", func() error {
+	refused("the deletion of a pool without status", "the controller has not reported yet", func() error {
 		return e.client.Delete(t.Context(), bare.DeepCopy(), client.DryRunAll)
 	})
 	e.startController(t, nil)

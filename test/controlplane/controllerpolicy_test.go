@@ -194,7 +194,7 @@ func (s *tokenThief) podMisuses() []tokenMisuse {
 		{"give the addresses of a node to another", func(ctx context.Context) error {
 			return patch(ctx, thief, inService.DeepCopy(),
 				`[{"op":"replace","path":"/spec/ranges","value":["10.21.0.9-10.21.0.9"]}]`)
-		}, "the controller may change AddressBlocks only to take the address that a pod keeps from a lost node"},
+		}, "the controller may change AddressBlocks only to release the address of a pod from a lost node"},
 		{"change the labels of a block", func(ctx context.Context) error {
 			return patch(ctx, thief, inService.DeepCopy(), `[{"op":"add","path":"/metadata/labels","value":{"a":"b"}}]`)
 		}, "the controller may change only the annotation network.dra-shared.dev/node-lost of AddressBlocks"},

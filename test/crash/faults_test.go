@@ -180,7 +180,7 @@ func (e *testEnv) checkNoUnfinishedFiles(dir string) {
 	}
 }
 
-func TestPlugin_setsCorruptAndNewerRecordsAside(t *testing.T) {
+func TestPlugin_renamesCorruptAndNewerRecords(t *testing.T) {
 	e := newTestEnv(t)
 	e.start(nil)
 	ctx := t.Context()

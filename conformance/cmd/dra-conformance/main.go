@@ -133,7 +133,7 @@ func (o *options) define(flags *flag.FlagSet) {
 	flags.StringVar(&o.config.Kubeconfig, "kubeconfig", "", "path of an administrator's kubeconfig file; default with "+
 		"--kubelet: the pod's service account; without --kubelet, tests what the driver publishes in the cluster")
 	flags.StringVar(&o.config.Node, "node", "", "name of this node, with --kubelet")
-	flags.StringVar(&o.config.Namespace, "namespace", "", "namespace in which to create claims; default: default")
+	flags.StringVar(&o.config.Namespace, "namespace", "", "namespace for the claims of the suite (default \"default\")")
 	flags.StringVar(&o.config.CDIDir, "cdi-dir", "", "directory to which the driver writes CDI specs, with --kubelet; "+
 		"default: /var/run/cdi")
 	flags.StringVar(&o.config.Device, "device", "", "device that the first claims request; default: any")

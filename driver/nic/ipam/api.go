@@ -44,12 +44,12 @@ type client struct {
 }
 
 // NewAPI returns the API of a cluster.
-func NewAPI(config *rest.Config) (API, error) {
+func NewAPI(restConfig *rest.Config) (API, error) {
 	scheme := runtime.NewScheme()
 	if err := network.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
-	c := rest.CopyConfig(config)
+	c := rest.CopyConfig(restConfig)
 	c.GroupVersion, c.APIPath = &network.GroupVersion, "/apis"
 	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON

@@ -137,13 +137,13 @@ func (a *Allocator) write(
 			a.mustRereadBlocks.Store(true)
 			return nil, fmt.Errorf("delete AddressBlock %s: %w", object.Name, err)
 		}
-		logger.Info("Returned address block")
+		logger.V(2).Info("Returned address block")
 		return nil, nil
 	}
 	if updated, err = a.options.API.UpdateBlock(ctx, object); err != nil {
 		a.mustRereadBlocks.Store(true)
 		return nil, fmt.Errorf("write the addresses of AddressBlock %s: %w", object.Name, err)
 	}
-	logger.Info("Wrote the addresses of a block", "ranges", object.Spec.Ranges)
+	logger.V(2).Info("Wrote the addresses of a block", "ranges", object.Spec.Ranges)
 	return updated, nil
 }

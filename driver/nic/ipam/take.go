@@ -154,7 +154,7 @@ func (a *Allocator) takeNew(
 	if err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Took address block", "addressPool", i.pool.Name, "block", taken.object.Name,
+	klog.FromContext(ctx).V(2).Info("Took address block", "addressPool", i.pool.Name, "block", taken.object.Name,
 		"ranges", taken.object.Spec.Ranges)
 	return a.add(ctx, taken)
 }

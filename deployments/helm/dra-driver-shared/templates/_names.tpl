@@ -1,7 +1,7 @@
 {{/*
-The labels of all objects, as YAML. Each object has them, so this is also where a release name is refused from which no
-valid names follow: the Job of the uninstall check needs at most 63 characters, and the API server would refuse it only
-when the release is removed. A Service needs a letter first, and no dots.
+The labels of all objects, as YAML. All objects use them, so this is also the place to fail on a release name that would
+produce invalid names: the Job of the uninstall check can have at most 63 characters, and the API server would reject it
+only during helm uninstall. The name of a Service must start with a letter and must not have dots.
 */}}
 {{- define "dra-driver-shared.labels" -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]{0,45}[a-z0-9])?$" .Release.Name) -}}
