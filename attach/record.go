@@ -335,8 +335,8 @@ func (s *Records) list(prefix string, selected func(*Record) bool) (records []Re
 // unreadableSuffix ends the names of renamed records that cannot be read.
 const unreadableSuffix = ".unreadable"
 
-// RenameCorrupt renames the corrupt records, so that List no longer fails because of them. It returns what is wrong with
-// each; err is about renaming them. A record that the system cannot read keeps its name, because it may be intact.
+// RenameCorrupt renames the corrupt records, and List then no longer fails because of them. It returns what is wrong
+// with each; err is about renaming them. A record that the system cannot read keeps its name, because it may be intact.
 // RemoveClaim removes the renamed records.
 func (s *Records) RenameCorrupt() (corrupt []error, err error) {
 	var failed error
@@ -346,8 +346,8 @@ func (s *Records) RenameCorrupt() (corrupt []error, err error) {
 		}
 		corrupt = append(corrupt, readErr)
 		path := s.files.Path(name)
-		failed = errors.Join(failed,
-			s.failpoints.Do("rename unreadable attachment record", func() error { return os.Rename(path, path+unreadableSuffix) }))
+		rename := func() error { return os.Rename(path, path+unreadableSuffix) }
+		failed = errors.Join(failed, s.failpoints.Do("rename unreadable attachment record", rename))
 	})
 	return corrupt, errors.Join(err, failed)
 }

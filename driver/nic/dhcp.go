@@ -175,8 +175,8 @@ func (k *Kind) checkLease(
 	return addressInUseError{fmt.Errorf("another host has it: %s", found)}
 }
 
-// refusePooled returns an addressInUseError if an AddressPool of the network has a leased address: it may belong to a pod
-// on any node.
+// refusePooled returns an addressInUseError if an AddressPool of the network has a leased address: it may belong to a
+// pod on any node.
 func (k *Kind) refusePooled(ctx context.Context, network string, address netip.Addr) error {
 	if k.addresses == nil {
 		return nil

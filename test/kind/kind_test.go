@@ -87,9 +87,9 @@ case "$*" in
 *name=^kind-storage*) echo 9d0a5c77 ;;
 esac
 `
-	for path, script := range map[string]string{
-		filepath.Join(root, "docker"): docker, filepath.Join(root, "bin/kind"): "#!/bin/sh\necho \"kind $*\" >>" + calls + "\n",
-	} {
+	kind := "#!/bin/sh\necho \"kind $*\" >>" + calls + "\n"
+	for path, script := range map[string]string{"docker": docker, "bin/kind": kind} {
+		path = filepath.Join(root, path)
 		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(script), 0o755))
 		if err != nil {
 			t.Fatal(err)
