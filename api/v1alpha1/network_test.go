@@ -140,10 +140,12 @@ func TestNetworkAttachment_ValidateFor(t *testing.T) {
 		{"mode", `, "mode": "Bridge"`, `mode: Forbidden: Bridge: network "storage" allows Private`},
 		{"burst", `, "bandwidth": {"burst": "Line"}`,
 			`bandwidth.burst: Forbidden: Line: network "storage" allows Guaranteed`},
-		{"DHCP", `, "dhcp": ["IPv4"]`, `dhcp[0]: Forbidden: IPv4: network "storage" allows DHCP for none`},
+		{"DHCP", `, "dhcp": ["IPv4"]`, `dhcp[0]: Forbidden: IPv4: network "storage" allows none: its allow.dhcp is empty`},
 		{"address outside the subnets", `, "addresses": ["10.20.0.5/24", "10.21.0.5/24"]`,
 			`addresses[1]: Forbidden: 10.21.0.5/24: network "storage" allows addresses in 10.20.0.0/16`},
-		{"network wider than the subnet", `, "addresses": ["10.20.0.5/8"]`, `addresses[0]: Forbidden`},
+		{"network wider than the subnet", `, "addresses": ["10.20.0.5/8"]`,
+			`addresses[0]: Forbidden: 10.20.0.5/8: network "storage" allows addresses in 10.20.0.0/16: ` +
+				`the prefix length must be at least 16`},
 		{"address of the other family", `, "addresses": ["fd00::5/64"]`, `addresses[0]: Forbidden`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -156,7 +158,7 @@ func TestNetworkAttachment_ValidateFor(t *testing.T) {
 		narrow := narrow
 		narrow.Subnets = nil
 		err := check(`{`+header+`, "addresses": ["10.20.0.5/24"]}`, narrow)
-		if err == nil || !strings.Contains(err.Error(), "allows addresses in none") {
+		if err == nil || !strings.Contains(err.Error(), "allows none: its allow.subnets is empty") {
 			t.Errorf("got %v", err)
 		}
 	})

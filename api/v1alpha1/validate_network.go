@@ -86,31 +86,32 @@ func (a *NetworkAttachment) ValidateFor(allowed AllowedNetwork) field.ErrorList 
 		return errs
 	}
 	forbidden := func(path *field.Path, value any, allows string) {
-		errs = append(errs, field.Forbidden(path, fmt.Sprintf("%v: network %q allows %s", value, allowed.Network, allows)))
+		errs = append(errs, field.Forbidden(path, fmt.Sprintf("%v: network %q %s", value, allowed.Network, allows)))
 	}
 	if !slices.Contains(allowed.Modes, a.Mode) {
-		forbidden(field.NewPath("mode"), a.Mode, list(allowed.Modes))
+		forbidden(field.NewPath("mode"), a.Mode, "allows "+list(allowed.Modes))
 	}
 	if a.Bandwidth != nil && !slices.Contains(allowed.Bursts, a.Bandwidth.Burst) {
-		forbidden(field.NewPath("bandwidth", "burst"), a.Bandwidth.Burst, list(allowed.Bursts))
+		forbidden(field.NewPath("bandwidth", "burst"), a.Bandwidth.Burst, "allows "+list(allowed.Bursts))
 	}
 	if a.MTU != nil && allowed.MTU > 0 && *a.MTU > allowed.MTU {
 		errs = append(errs, field.Invalid(field.NewPath("mtu"), *a.MTU,
 			fmt.Sprintf("must not be larger than the NIC's, %d", allowed.MTU)))
 	}
 	for i, text := range a.Addresses {
-		if !allowed.Contains(netip.MustParsePrefix(text)) {
-			forbidden(field.NewPath("addresses").Index(i), text, "addresses in "+list(allowed.Subnets))
+		if address := netip.MustParsePrefix(text); !allowed.Contains(address) {
+			forbidden(field.NewPath("addresses").Index(i), text, allowed.describeSubnets(address))
 		}
 	}
 	for i, family := range a.DHCP {
 		if !slices.Contains(allowed.DHCP, family) {
-			forbidden(field.NewPath("dhcp").Index(i), family, "DHCP for "+list(allowed.DHCP))
+			forbidden(field.NewPath("dhcp").Index(i), family, allows("DHCP for", allowed.DHCP, "allow.dhcp"))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Sysctls)) {
 		if !slices.Contains(allowed.Sysctls, name) {
-			forbidden(field.NewPath("sysctls").Key(name), a.Sysctls[name], "only the sysctls "+list(allowed.Sysctls))
+			forbidden(field.NewPath("sysctls").Key(name), a.Sysctls[name],
+				allows("only the sysctls", allowed.Sysctls, "allow.sysctls"))
 		}
 	}
 	return errs
@@ -123,6 +124,24 @@ func (n AllowedNetwork) Contains(address netip.Prefix) bool {
 	return slices.ContainsFunc(n.Subnets, func(subnet netip.Prefix) bool {
 		return subnet.Contains(address.Addr()) && subnet.Bits() <= address.Bits()
 	})
+}
+
+// describeSubnets describes the subnets of the network, for a message about an address that Contains refuses.
+func (n AllowedNetwork) describeSubnets(address netip.Prefix) string {
+	for _, subnet := range n.Subnets {
+		if subnet.Contains(address.Addr()) {
+			return fmt.Sprintf("allows addresses in %s: the prefix length must be at least %d", subnet, subnet.Bits())
+		}
+	}
+	return allows("addresses in", n.Subnets, "allow.subnets")
+}
+
+// allows describes the values that a field of the network's configuration allows.
+func allows[T any](what string, values []T, configuration string) string {
+	if len(values) == 0 {
+		return "allows none: its " + configuration + " is empty"
+	}
+	return "allows " + what + " " + list(values)
 }
 
 // list formats values for a message.
@@ -433,7 +452,7 @@ func validateGateway(
 	onLink := func(p netip.Prefix) bool { return p.Contains(gateway) && p.Addr() != gateway }
 	if !gateway.IsLinkLocalUnicast() && !assigned && !slices.ContainsFunc(addresses, onLink) {
 		return field.ErrorList{field.Invalid(path, text,
-			"must be in the subnet of one of the addresses, and not one of them")}
+			"must be in the subnet of one of the addresses, and not one of them: the addresses are "+list(addresses))}
 	}
 	return nil
 }

@@ -121,7 +121,7 @@ func (c *Cluster) findEngine(ctx context.Context) error {
 	if c.state.Engine, err = engine.Find(ctx, c.path("docker"), c.buildRunc, report); err != nil {
 		return err
 	}
-	return errors.Join(c.save(), c.writeScript(ctx))
+	return errors.Join(c.save(), c.writeScripts(ctx))
 }
 
 // reserveNames records that Down removes the resources with the names of this package. It fails if another program, or
@@ -445,11 +445,16 @@ func (c *Cluster) save() error {
 	return os.WriteFile(c.path("state.json"), raw, 0o644)
 }
 
-// writeScript writes DIR/kubectl, which runs kubectl in the cluster from any directory.
-func (c *Cluster) writeScript(ctx context.Context) error {
-	cmd := c.Command(ctx, c.path("bin/kubectl"))
-	script := fmt.Sprintf("#!/bin/sh\nKUBECONFIG=%s exec %s \"$@\"\n", c.path("kubeconfig"), strings.Join(cmd.Args, " "))
-	return os.WriteFile(c.path("kubectl"), []byte(script), 0o755)
+// writeScripts writes DIR/kubectl and DIR/helm, which run these programs in the cluster from any directory.
+func (c *Cluster) writeScripts(ctx context.Context) (err error) {
+	for name, program := range map[string]string{
+		"kubectl": c.path("bin/kubectl"), "helm": filepath.Join(c.Root, "bin/helm"),
+	} {
+		args := strings.Join(c.Command(ctx, program).Args, " ")
+		script := fmt.Sprintf("#!/bin/sh\nKUBECONFIG=%s exec %s \"$@\"\n", c.path("kubeconfig"), args)
+		err = errors.Join(err, os.WriteFile(c.path(name), []byte(script), 0o755))
+	}
+	return err
 }
 
 // awaitPod waits until a pod is Ready.
