@@ -60,8 +60,12 @@ func run(ctx context.Context, args []string) error {
 	c := &kind.Cluster{Root: root, Dir: absolute, Out: os.Stdout}
 	switch args[0] {
 	case "demo":
+		err := demo(ctx, c, *nodes)
+		if errors.Is(err, kind.ErrExists) {
+			return err
+		}
 		// WithoutCancel: the cluster must end even after an interrupt.
-		return errors.Join(demo(ctx, c, *nodes), c.Down(context.WithoutCancel(ctx)))
+		return errors.Join(err, c.Down(context.WithoutCancel(ctx)))
 	case "up":
 		return up(ctx, c, *nodes)
 	case "down":
@@ -73,7 +77,11 @@ func run(ctx context.Context, args []string) error {
 
 // up creates a cluster, and removes what it created if that fails.
 func up(ctx context.Context, c *kind.Cluster, nodes int) error {
-	if err := c.Up(ctx, nodes); err != nil {
+	err := c.Up(ctx, nodes)
+	if errors.Is(err, kind.ErrExists) {
+		return err
+	}
+	if err != nil {
 		return errors.Join(err, c.Down(context.WithoutCancel(ctx)))
 	}
 	fmt.Printf("\nThe cluster is ready: %s. `make kind-down` removes it.\n", filepath.Join(c.Dir, "kubectl"))

@@ -52,6 +52,10 @@ func TestChart_values(t *testing.T) {
 		{name: "unknown mode", set: "controller.mode=both", wantErr: "at '/controller/mode': value must be one of"},
 		{name: "no webhook port", set: "controller.webhookPort=0", wantErr: "at '/controller/webhookPort': minimum: got 0"},
 		{name: "no health port", set: "controller.healthPort=0", wantErr: "at '/controller/healthPort': minimum: got 0"},
+		{
+			name: "no quantity", set: "config.networks[0].name=a,config.networks[0].bandwidth=fast",
+			wantErr: "at '/config/networks/0/bandwidth': 'fast' does not match pattern",
+		},
 		{name: "root", set: "runAsUser=0", wantErr: "at '/runAsUser': minimum: got 0"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

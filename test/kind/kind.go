@@ -63,7 +63,9 @@ type Cluster struct {
 type state struct {
 	Engine *engine.Engine
 	// Started reports whether Up has found the names of its resources unused, and creates the resources.
-	Started  bool
+	Started bool
+	// Ready reports whether Up has created all of them.
+	Ready    bool
 	Networks []string
 	Images   []string
 	// Sysctls are the values of the machine's sysctls that a kubelet changes.
@@ -71,15 +73,16 @@ type state struct {
 }
 
 // Up creates a cluster with one node, or with a control plane and a worker, installs the
-// chart, and returns when its pods are ready. It first removes the cluster that an
-// earlier run left in Dir. After an error, call Down.
+// chart, and returns when its pods are ready. It first removes what an interrupted run
+// left in Dir. It returns ErrExists if Dir has a complete cluster. After another error,
+// call Down.
 func (c *Cluster) Up(ctx context.Context, nodes int) error {
 	configs := map[int]string{1: "one-node.yaml", 2: "two-nodes.yaml"}
 	config, ok := configs[nodes]
 	if !ok {
 		return fmt.Errorf("%d nodes: want 1 or 2", nodes)
 	}
-	if err := c.Down(ctx); err != nil {
+	if err := c.removeUnfinished(ctx); err != nil {
 		return err
 	}
 	if err := c.findEngine(ctx); err != nil {
@@ -107,7 +110,27 @@ func (c *Cluster) Up(ctx context.Context, nodes int) error {
 	if err := c.installChart(ctx); err != nil {
 		return err
 	}
-	return c.startServer(ctx)
+	if err := c.startServer(ctx); err != nil {
+		return err
+	}
+	c.state.Ready = true
+	return c.save()
+}
+
+// ErrExists means that a cluster exists that an earlier Up created.
+var ErrExists = errors.New("a cluster exists: remove it with `make kind-down`")
+
+// removeUnfinished removes what remains of a cluster whose creation was interrupted. It returns ErrExists if the
+// cluster is complete.
+func (c *Cluster) removeUnfinished(ctx context.Context) error {
+	found, err := c.load()
+	if err != nil {
+		return err
+	}
+	if found && c.state.Ready {
+		return fmt.Errorf("%s: %w", c.Dir, ErrExists)
+	}
+	return c.Down(ctx)
 }
 
 // findEngine finds a Docker daemon, or starts one.
@@ -323,15 +346,12 @@ func (c *Cluster) Demo(ctx context.Context) error {
 // Down removes the cluster and all its resources, even after Up failed or was killed.
 // It succeeds if there is no cluster.
 func (c *Cluster) Down(ctx context.Context) error {
-	raw, err := os.ReadFile(c.path("state.json"))
-	if errors.Is(err, os.ErrNotExist) {
-		return os.RemoveAll(c.Dir)
-	} else if err != nil {
+	found, err := c.load()
+	if err != nil {
 		return err
 	}
-	c.state = state{}
-	if err := json.Unmarshal(raw, &c.state); err != nil {
-		return fmt.Errorf("%s: %w", c.path("state.json"), err)
+	if !found {
+		return os.RemoveAll(c.Dir)
 	}
 	start := time.Now()
 	if c.state.Engine.Private() {
@@ -351,6 +371,21 @@ func (c *Cluster) Down(ctx context.Context) error {
 	}
 	c.say("Removed the cluster in %.0f s", time.Since(start).Seconds())
 	return os.RemoveAll(c.Dir)
+}
+
+// load reads the state that an earlier call saved, and reports whether there is one.
+func (c *Cluster) load() (found bool, err error) {
+	raw, err := os.ReadFile(c.path("state.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	c.state = state{}
+	if err := json.Unmarshal(raw, &c.state); err != nil {
+		return false, fmt.Errorf("%s: %w", c.path("state.json"), err)
+	}
+	return true, nil
 }
 
 // removeFromDocker removes the resources that Up created in a daemon that other programs also use.

@@ -115,6 +115,20 @@ esac
 	}
 }
 
+// make kind-demo must not replace the cluster of make kind-up.
+func TestCluster_Up_keepsCompleteCluster(t *testing.T) {
+	c := &Cluster{Dir: t.TempDir(), Out: t.Output(), state: state{Engine: &engine.Engine{}, Ready: true}}
+	if err := c.save(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Up(t.Context(), 1); !errors.Is(err, ErrExists) {
+		t.Errorf("got error %v, want %v", err, ErrExists)
+	}
+	if _, err := os.Stat(c.path("state.json")); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestInterrupt interrupts the command while kind creates the cluster.
 func TestInterrupt(t *testing.T) {
 	if os.Getenv("TEST_KIND") == "" {
