@@ -480,10 +480,11 @@ func (c *Cluster) save() error {
 	return os.WriteFile(c.path("state.json"), raw, 0o644)
 }
 
-// writeScripts writes DIR/kubectl and DIR/helm, which run these programs in the cluster from any directory.
+// writeScripts writes DIR/kubectl and DIR/helm, which run these programs in the cluster from any directory, and
+// DIR/network, which runs its arguments as a command in the network of the Docker daemon.
 func (c *Cluster) writeScripts(ctx context.Context) (err error) {
 	for name, program := range map[string]string{
-		"kubectl": c.path("bin/kubectl"), "helm": filepath.Join(c.Root, "bin/helm"),
+		"kubectl": c.path("bin/kubectl"), "helm": filepath.Join(c.Root, "bin/helm"), "network": "env",
 	} {
 		args := strings.Join(c.Command(ctx, program).Args, " ")
 		script := fmt.Sprintf("#!/bin/sh\nKUBECONFIG=%s exec %s \"$@\"\n", c.path("kubeconfig"), args)
