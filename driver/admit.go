@@ -14,13 +14,12 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// admissionLock is the name of the lock that a plugin holds from reading the shares
-// of a device until it has written the record that adds a share.
+// admissionLock is the name of the lock that a plugin holds from reading a device's shares until it has written the
+// record that adds one.
 const admissionLock = "admission"
 
-// admit checks each share against all other shares of its device, numbers it,
-// and writes the claim record. From then on, the shares count against the device. The
-// scheduler checks first; the driver is the last component that can refuse.
+// admit checks each share against its device's other shares, numbers it, and writes the claim record. From then on,
+// the shares count against the device. The scheduler checks first; the driver is the last component that can refuse.
 func (d *Driver) admit(ctx context.Context, recorded *record.Claim, shares []share) error {
 	release, err := d.locks.NamedContext(ctx, admissionLock)
 	if err != nil {
@@ -51,10 +50,9 @@ type deviceKey struct{ pool, device string }
 
 func deviceOf(s record.Share) deviceKey { return deviceKey{s.Pool, s.Device} }
 
-// sharesOfOtherClaims returns the shares that claims other than the one with that UID hold on the devices
-// of shares. A claim whose record is lost or cannot be read counts with the shares that are attached to
-// its pods. It returns an error if records cannot be listed, because shares of any other claim may then
-// exist.
+// sharesOfOtherClaims returns the shares that claims other than uid hold on the same devices. If a claim's record is
+// lost or unreadable, the shares attached to its pods count. It returns an error if records cannot be listed, because
+// any other claim may then have shares.
 func (d *Driver) sharesOfOtherClaims(
 	ctx context.Context, uid types.UID, shares []share,
 ) (map[deviceKey][]*record.Share, error) {

@@ -45,15 +45,14 @@ func (d *Driver) Attach(ctx context.Context, r attach.Request, sockets attach.So
 	return attach.Response{Retry: retry}, err
 }
 
-// WithAttachment returns a context whose logger names the claim, the share, and the pod of an attachment.
+// WithAttachment returns a context with a logger that names an attachment's claim, share, and pod.
 func WithAttachment(ctx context.Context, claimUID, share string, pod attach.Pod) context.Context {
 	logger := klog.FromContext(ctx)
 	return klog.NewContext(ctx, logger.WithValues("claimUID", claimUID, "share", share,
 		"pod", klog.KRef(pod.Namespace, pod.Name)))
 }
 
-// Refused implements attach.Handler: it reports why the hook refuses a container of a
-// pod that has a share.
+// Refused implements attach.Handler: it reports why the hook refuses a container of a pod with a share.
 func (d *Driver) Refused(ctx context.Context, r attach.Request) {
 	ctx = WithAttachment(ctx, r.ClaimUID, r.Share, r.Pod)
 	if _, err := d.preparedShare(r); err != nil {
@@ -120,7 +119,8 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) 
 	return nil
 }
 
-// detachFormer detaches shares from the namespaces that current replaces. The events of their end may have been missed.
+// detachFormer detaches shares from the namespaces that current replaces. The events for their end may have been
+// missed.
 func (d *Driver) detachFormer(current attach.Namespace) {
 	d.ended.add(func(r *attach.Record) bool { return current.Replaces(r.Namespace) })
 }
@@ -174,8 +174,8 @@ func (d *Driver) preparedShare(r attach.Request) (share, error) {
 	return d.resolve(s), nil
 }
 
-// detachEndedAndList detaches the attachments of a share whose sandboxes have ended, because the event for that
-// may not have arrived, and returns the others.
+// detachEndedAndList detaches a share's attachments in sandboxes that have ended, because the event may not have
+// arrived, and returns the others.
 func (d *Driver) detachEndedAndList(
 	ctx context.Context,
 	s share,
@@ -194,8 +194,8 @@ func (d *Driver) detachEndedAndList(
 	return live, nil
 }
 
-// isInEndedSandbox reports whether an attachment is in a sandbox other than the given one of a pod, and either
-// belongs to the same pod or no longer exists: the kernel may not have removed all of the sandbox yet.
+// isInEndedSandbox reports whether an attachment is in a sandbox other than the pod's given one, and either belongs
+// to the same pod or no longer exists: the kernel may not have removed all of the old sandbox yet.
 func isInEndedSandbox(ctx context.Context, s share, a attach.Record, pod attach.Pod, sandbox Sandbox) bool {
 	if same, err := inSandbox(a, sandbox); err != nil || same {
 		return false

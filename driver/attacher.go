@@ -17,7 +17,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// Attacher is a Kind whose shares become part of a pod when it starts.
+// Attacher is a Kind with shares that become part of a pod when it starts.
 type Attacher interface {
 	// Attaches reports whether the share is attached to pods. A share with admin access, for
 	// example, may serve observation only.
@@ -29,29 +29,24 @@ type Attacher interface {
 	// unless the error wraps ErrRemains. If the error wraps ErrRetryAttach, the hook tries again
 	// for some time.
 	Attach(ctx context.Context, share record.Share, request attach.Request, sandbox Sandbox) (Attached, error)
-	// Restore repairs the state on the node that Attach has set up and that has changed since. It
-	// reports whether the attachment's sandbox exists; if so, the driver keeps the attachment, even
-	// if Restore fails.
+	// Restore repairs what has changed in the node state that Attach set up. It reports whether the attachment's
+	// sandbox exists; if so, the driver keeps the attachment, even if Restore fails.
 	Restore(ctx context.Context, share record.Share, r attach.Record) (exists bool, err error)
 	// Detach undoes Attach, even if the sandbox has ended.
 	Detach(ctx context.Context, r attach.Record) error
-	// Release removes the state on the node that all attachments of a share have in common, after
-	// they have been detached.
+	// Release removes the node state common to all of a share's attachments, after they have been detached.
 	Release(ctx context.Context, share record.Share) error
 	// Read returns the state of an attachment in the kernel. It may change the state first: a Protector blocks or
 	// unblocks the attachment, as Protect does.
 	Read(ctx context.Context, share record.Share, r attach.Record) (State, error)
-	// StatusData returns the contents of status.devices[].data for the
-	// attachments of one share, of which there is at least one. failed is the
-	// number of pods to which attaching the share failed.
+	// StatusData returns the contents of status.devices[].data for one share's attachments; there is at least one.
+	// failed is the number of pods that the share could not be attached to.
 	StatusData(attachments []PodState, failed int) any
-	// Orphans returns the kernel objects of this kind that none of the shares
-	// and attachments needs.
+	// Orphans returns this kind's kernel objects that no share or attachment needs.
 	Orphans(ctx context.Context, shares []record.Share, attachments []attach.Record) ([]Orphan, error)
 }
 
-// Protector is an Attacher that protects the node and other pods from a pod that has changed
-// its attachment.
+// Protector is an Attacher that protects the node and other pods from a pod that changed its attachment.
 type Protector interface {
 	// Protect blocks or unblocks an attachment, depending on its state. The driver calls it before
 	// it reads the state of an attachment that may have changed, without the claim's lock, and
@@ -59,20 +54,18 @@ type Protector interface {
 	Protect(r attach.Record) error
 }
 
-// ErrRetryAttach is wrapped by an error of Attach whose cause the driver is about to repair. A pod
-// whose restart policy is Never would otherwise fail.
+// ErrRetryAttach is wrapped by an Attach error if the driver is about to repair its cause. A pod with restart policy
+// Never would otherwise fail.
 var ErrRetryAttach = errors.New("trying again")
 
-// ErrRemains is wrapped by an error of Attach if a part of the attachment may still exist and use the
-// reservation. The next attempt to attach, or the end of the pod, removes it.
+// ErrRemains is wrapped by an Attach error if a part of the attachment may still exist and use the reservation. The
+// next attempt to attach, or the end of the pod, removes it.
 var ErrRemains = errors.New("the reservation is kept until the share is attached or the pod ends")
 
-// Comparer is an Attacher that compares all its attachments with the kernel at once.
-// After a restart, and when events were lost, the driver then restores only the altered
-// ones.
+// Comparer is an Attacher that compares all its attachments with the kernel in one pass. After a restart, and when
+// events were lost, the driver then restores only the altered ones.
 type Comparer interface {
-	// Altered returns the attachments that Restore may have to change, or whose sandbox
-	// has ended.
+	// Altered returns the attachments that Restore may have to change or that were in a sandbox that has ended.
 	Altered(ctx context.Context, attachments []Attachment) ([]Attachment, error)
 }
 
@@ -96,16 +89,16 @@ type Attached struct {
 	Namespace attach.Namespace
 	// Payload is recorded and given back to the kind in attach.Record.
 	Payload json.RawMessage
-	// NetworkData and Attributes equal the fields of the State that Read would return now. The driver writes
-	// them to the device metadata without another reading of the kernel.
+	// NetworkData and Attributes equal the fields of the State that Read would return now. The driver writes them to
+	// the device metadata without reading the kernel again.
 	NetworkData *resourceapi.NetworkDeviceData
 	Attributes  attribute.Map
 }
 
 // State is the state of an attachment in the kernel.
 type State struct {
-	// Exists reports whether the attachment is in the sandbox, working or not. It is also true if the attachment
-	// may be there, because an attempt to attach it has not finished.
+	// Exists reports whether the attachment is in the sandbox, working or not. It is also true if the attachment may be
+	// there because an attempt to attach it has not finished.
 	Exists bool
 	// Pending reports whether Reserver.Reserve has written the record and Attach has not succeeded, or whether
 	// the sandbox has ended and Detach follows. Such an attachment has no status.
@@ -137,6 +130,6 @@ type Orphan struct {
 	// the same object.
 	Description string
 	Remove      func(context.Context) error
-	// grace is the time for which the object must have been an orphan, if longer than Options.OrphanGrace.
+	// grace is how long the object must have been an orphan, if longer than Options.OrphanGrace.
 	grace time.Duration
 }

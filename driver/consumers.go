@@ -22,7 +22,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 )
 
-// podConsumers returns the pods for which a claim is reserved.
+// podConsumers returns the pods that a claim is reserved for.
 func podConsumers(claim *resourceapi.ResourceClaim) (pods []attach.Pod) {
 	for _, c := range claim.Status.ReservedFor {
 		if claimref.IsPodEntry(c) {
@@ -36,9 +36,9 @@ func podOf(pod *corev1.Pod) attach.Pod {
 	return attach.Pod{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name}
 }
 
-// observePods completes the states of a claim's shares with information about pods that only the
-// API server has. It also forgets the failures of pods that no longer use the claim: no kernel
-// event announces the end of a pod to which nothing was attached.
+// observePods completes the states of a claim's shares with information about pods that only the API server has. It
+// also forgets the failures of pods that no longer use the claim: no kernel event announces the end of a pod without
+// attachments.
 func (d *Driver) observePods(ctx context.Context, claim *record.Claim, shares []share, states []shareState) error {
 	pods, err := d.consumersOf(ctx, claim, shares)
 	if pods == nil || err != nil {
@@ -54,7 +54,7 @@ func (d *Driver) observePods(ctx context.Context, claim *record.Claim, shares []
 
 // consumers are the pods of a claim according to the API server.
 type consumers struct {
-	// reserved are the existing pods for which the claim is reserved.
+	// reserved are the existing pods that the claim is reserved for.
 	reserved []*corev1.Pod
 	// using are the UIDs of the pods that use the claim; see podsUsing.
 	using map[string]bool
@@ -91,7 +91,7 @@ func (d *Driver) addUnattached(state *shareState, claim *record.Claim, pods []*c
 	}
 }
 
-// reservedPods gets the pods for which a claim is reserved and that exist.
+// reservedPods gets the existing pods that a claim is reserved for.
 func (d *Driver) reservedPods(ctx context.Context, claim *resourceapi.ResourceClaim) (pods []*corev1.Pod, err error) {
 	for _, consumer := range podConsumers(claim) {
 		pod, err := d.getPod(ctx, consumer)
@@ -115,9 +115,8 @@ func (d *Driver) reservedPods(ctx context.Context, claim *resourceapi.ResourceCl
 	return pods, nil
 }
 
-// podsUsing returns the UIDs of the pods that use a claim. If the claim is
-// reserved for an object that represents pods, such as a PodGroup, they include
-// the pods to which attaching failed and that still exist.
+// podsUsing returns the UIDs of the pods that use a claim. If the claim is reserved for an object that represents
+// pods, such as a PodGroup, they include existing pods with a failed attachment.
 func (d *Driver) podsUsing(
 	ctx context.Context,
 	claim *resourceapi.ResourceClaim,
@@ -156,7 +155,7 @@ func (d *Driver) getPod(ctx context.Context, ref attach.Pod) (*corev1.Pod, error
 	return pod, err
 }
 
-// unreferencedPods returns the pods of which no container references the request.
+// unreferencedPods returns the pods without a container that references the request.
 func unreferencedPods(pods []*corev1.Pod, claim, request string) (unreferenced []attach.Pod) {
 	for _, pod := range pods {
 		if !referencesRequest(pod, claim, request) {
@@ -166,10 +165,9 @@ func unreferencedPods(pods []*corev1.Pod, claim, request string) (unreferenced [
 	return unreferenced
 }
 
-// referencesRequest reports whether a container of the pod references a request of the
-// claim, or the whole claim, in resources.claims. It returns true if the pod
-// itself does not name the claim, as with extended resources and PodGroups:
-// then there is nothing to compare with.
+// referencesRequest reports whether a container of the pod references a request of the claim, or the whole claim, in
+// resources.claims. It returns true if the pod itself does not name the claim, as with extended resources and
+// PodGroups, because there is nothing to compare with.
 func referencesRequest(pod *corev1.Pod, claim, request string) bool {
 	return len(claimref.Entries(pod, claim)) == 0 || len(containersReferencing(pod, claim, request)) > 0
 }
@@ -193,8 +191,8 @@ func containersReferencing(pod *corev1.Pod, claim, request string) (names []stri
 	return names
 }
 
-// containersWithExtendedResource returns the names of the containers with extended resources for which Kubernetes
-// generated a claim (KEP-5004), if they get the request of that claim.
+// containersWithExtendedResource returns the names of the containers with extended resources that Kubernetes
+// generated a claim for (KEP-5004), if they get the claim's request.
 func containersWithExtendedResource(pod *corev1.Pod, claim, request string) (names []string) {
 	status := pod.Status.ExtendedResourceClaimStatus
 	if status == nil || status.ResourceClaimName != claim {
@@ -208,16 +206,15 @@ func containersWithExtendedResource(pod *corev1.Pod, claim, request string) (nam
 	return names
 }
 
-// podWithoutHook is a pod whose runtime does not run the hook.
+// podWithoutHook is a pod with a runtime that does not run the hook.
 type podWithoutHook struct {
 	attach.Pod
 	container    string
 	runtimeClass string // "" is the runtime's default
 }
 
-// podsWithoutHook returns the pods of the node in which a container that references the
-// request runs. The caller knows that the share is attached to no pod: with the hook,
-// no such container would have started.
+// podsWithoutHook returns the node's pods with a running container that references the request. The caller knows that
+// the share is not attached to any pod: with the hook, no such container would have started.
 func podsWithoutHook(pods []*corev1.Pod, claim, request, node string) (without []podWithoutHook) {
 	for _, pod := range pods {
 		if pod.Spec.NodeName != node || pod.DeletionTimestamp != nil {
@@ -236,8 +233,7 @@ func podsWithoutHook(pods []*corev1.Pod, claim, request, node string) (without [
 	return without
 }
 
-// detachLag is the time for which the status of a pod may show containers of a
-// sandbox that has ended.
+// detachLag is how long a pod's status may still show containers of a sandbox that has ended.
 const detachLag = resyncInterval
 
 // hasJustDetached reports whether a share of the claim was detached within detachLag.

@@ -25,7 +25,7 @@ func (d *Driver) recovered(condition string) {
 	}
 }
 
-// isDegraded reports whether a condition was reported and has not ended.
+// isDegraded reports whether a condition was reported and still holds.
 func (d *Driver) isDegraded(condition string) bool {
 	_, degraded := d.degradedLogged.Load(condition)
 	return degraded

@@ -23,7 +23,7 @@
 // A share's state reaches users by:
 //
 //	observe.go     kernel -> state of each share
-//	consumers.go   API server -> the pods of a claim, and which of them never attach
+//	consumers.go   API server -> a claim's pods, and which of them never attach
 //	failures.go    why attaching shares to pods failed
 //	status.go      state -> entry of the claim's status.devices
 //	report.go      the queue that writes entries until they are written
@@ -45,9 +45,9 @@
 //	handover.go    two plugins that run during a rolling update
 //	cleanup.go     removal of the driver
 //
-// Claim records are in package record; records.go reads them and attachment records.
-// kind.go has the interface Kind; attacher.go and reserver.go have those of kinds whose
-// shares are attached to pods. shares.go connects a recorded share to its kind.
+// Claim records are in package record; records.go reads them and attachment records. kind.go has the interface Kind;
+// attacher.go and reserver.go have the interfaces of kinds that attach shares to pods. shares.go connects a recorded
+// share to its kind.
 package driver
 
 import (
@@ -96,24 +96,23 @@ type Driver struct {
 	ended    *endedSandboxes
 
 	handover *handover
-	// waiting is the reason why this plugin does not take over from its predecessor;
-	// nil if it does not wait.
+	// waiting is why this plugin does not take over from its predecessor; nil if it is not waiting.
 	waiting atomic.Pointer[error]
 
-	// helper is set before helperReady is closed. The driver serves hooks shortly before that:
-	// attaching waits for helperReady while it holds the lock of the claim.
+	// helper is set before helperReady is closed. The driver serves hooks shortly before that: attaching waits for
+	// helperReady while holding the claim's lock.
 	helper      *kubeletplugin.Helper
 	helperReady chan struct{}
-	// metadataSpecs are the names of the CDI specs of the helper.
+	// metadataSpecs are the names of the helper's CDI specs.
 	metadataSpecs *files.Directory[struct{}]
 	// restoring holds the UIDs of claims that the driver prepares again to
 	// restore missing files: a claim that was unprepared in the meantime must
 	// not be prepared.
 	restoring sync.Map
-	// detached holds the time at which a share of a claim was last detached, by the
-	// claim's UID, until detachLag has passed or the claim is unprepared.
+	// detached holds when a claim's share was last detached, by claim UID, until detachLag has passed or the claim is
+	// unprepared.
 	detached sync.Map
-	// fatal receives an error after which the driver cannot continue.
+	// fatal receives an error that the driver cannot recover from.
 	fatal context.CancelCauseFunc
 
 	publication    publication
@@ -124,8 +123,7 @@ type Driver struct {
 	degradedLogged sync.Map // names of degraded conditions that were logged
 }
 
-// resyncInterval is the interval at which the driver repeats everything that
-// events should have triggered.
+// resyncInterval is how often the driver repeats everything that events should have triggered.
 const resyncInterval = 30 * time.Second
 
 // New builds a driver. It reads o.BootIDFile, creates the directories of records, CDI specs, and
@@ -171,12 +169,10 @@ func New(o Options) (*Driver, error) {
 	return d, nil
 }
 
-// Start serves health checks, waits while another plugin serves what this one
-// cannot, sets up the devices, restores the attachments of an earlier plugin, and
-// then serves hooks and finally the kubelet. It returns once all of these run, or
-// ctx was canceled. wait returns after all of them have stopped: with nil
-// because ctx was canceled, or with the error of a service without which the
-// driver cannot continue.
+// Start serves health checks, waits while another plugin serves what this one cannot, sets up the devices, restores
+// the attachments of an earlier plugin, and then serves hooks and finally the kubelet. It returns once all of these
+// run, or ctx was canceled. wait returns after all of them have stopped: with nil because ctx was canceled, or with
+// the error of a service that the driver cannot run without.
 func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	d.fatal = cancel
@@ -242,7 +238,7 @@ func (d *Driver) shutdown(ctx context.Context, group *sync.WaitGroup) error {
 	return nil
 }
 
-// prepareToServe makes records, devices, and attachments agree before the driver serves any request.
+// prepareToServe makes the records, devices, and attachments agree before the driver serves any request.
 func (d *Driver) prepareToServe(ctx context.Context) error {
 	d.renameCorrupt(ctx)
 	d.removeRecordsOfOtherBoots(ctx)
@@ -257,9 +253,9 @@ func (d *Driver) prepareToServe(ctx context.Context) error {
 // recoverTimeout limits how long recoverReservations delays the start of the driver for each kind.
 const recoverTimeout = 10 * time.Second
 
-// recoverReservations handles attachments that have lost a reservation while no plugin ran, such as an
-// address that another node has assigned. If a kind cannot determine that, because the API server is
-// unavailable, its attachments stay unchanged; MaintainReservations finds the losses later.
+// recoverReservations handles attachments that lost a reservation while no plugin ran, such as an address that
+// another node has assigned. If a kind cannot find out because the API server is unavailable, its attachments stay
+// unchanged; MaintainReservations finds the losses later.
 func (d *Driver) recoverReservations(ctx context.Context) {
 	for k, reserver := range kindsOf[Reserver](d) {
 		limited, cancel := context.WithTimeout(ctx, recoverTimeout)
@@ -274,8 +270,8 @@ func (d *Driver) recoverReservations(ctx context.Context) {
 	}
 }
 
-// startServices starts the services that must run before the plugin registers with
-// the kubelet. The driver cannot continue without any of them.
+// startServices starts the services that must run before the plugin registers with the kubelet. The driver cannot run
+// without any of them.
 func (d *Driver) startServices(ctx context.Context, group *sync.WaitGroup) error {
 	hooks, err := attach.Listen(d.options.RunDir, d.options.Instance, d)
 	if err != nil {
@@ -289,7 +285,7 @@ func (d *Driver) startServices(ctx context.Context, group *sync.WaitGroup) error
 	return nil
 }
 
-// serve runs a service, without which the driver cannot continue, until ctx ends.
+// serve runs a service that the driver cannot run without, until ctx ends.
 func (d *Driver) serve(ctx context.Context, group *sync.WaitGroup, name string, run func(context.Context) error) {
 	group.Go(func() {
 		if err := run(ctx); err != nil {
@@ -316,8 +312,8 @@ func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup) {
 	group.Go(func() { d.handover.awaitPredecessors(ctx, d.resumeAfterOther) })
 }
 
-// resumeAfterOther repeats changes that another plugin may have overwritten in its last moments:
-// its configuration may have differed.
+// resumeAfterOther repeats changes that another, possibly differently configured plugin may have overwritten before
+// it stopped.
 func (d *Driver) resumeAfterOther(ctx context.Context) {
 	klog.FromContext(ctx).Info("Another plugin stopped; refreshing devices, shares, and status")
 	d.status.written.ForgetAll()
@@ -325,7 +321,7 @@ func (d *Driver) resumeAfterOther(ctx context.Context) {
 	d.restore(ctx)
 }
 
-// pluginOptions returns the options of the helper. uid is the UID of the Node; if empty, the helper reads it.
+// pluginOptions returns the helper's options. uid is the UID of the Node; if empty, the helper reads it.
 func (d *Driver) pluginOptions(uid types.UID) []kubeletplugin.Option {
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(d.options.DriverName),
@@ -345,11 +341,11 @@ func (d *Driver) pluginOptions(uid types.UID) []kubeletplugin.Option {
 	return options
 }
 
-// errClaimBusy means that a request waited for the lock of a claim until its time was over.
+// errClaimBusy means that a request timed out waiting for a claim's lock.
 var errClaimBusy = errors.New("timed out waiting for other requests for the claim")
 
-// withClaim runs f while it holds the lock of a claim. If ctx has ended, it returns the cause, because the request is
-// out of date. The error wraps errClaimBusy if ctx ended while withClaim waited for the lock.
+// withClaim runs f while holding a claim's lock. If ctx has ended, it returns the cause, because the request is out
+// of date. The error wraps errClaimBusy if ctx ended while withClaim waited for the lock.
 func (d *Driver) withClaim(ctx context.Context, uid types.UID, f func(context.Context) error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

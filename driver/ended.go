@@ -11,9 +11,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/attach"
 )
 
-// endedSandboxes is a queue of selectors for attachments whose sandboxes may have ended. Detaching them
-// waits for the locks of claims, which can take seconds; the queue lets handle continue to protect other
-// pods in the meantime.
+// endedSandboxes is a queue of selectors for attachments in sandboxes that may have ended. Detaching them waits for
+// claims' locks, which can take seconds; thanks to the queue, handle keeps protecting other pods meanwhile.
 type endedSandboxes struct {
 	added chan struct{} // has an element after add
 
@@ -35,7 +34,7 @@ func (e *endedSandboxes) add(selected func(*attach.Record) bool) {
 	}
 }
 
-// take returns a selector that matches what any selector added since the last call matches.
+// take returns the union of the selectors added since the last call.
 func (e *endedSandboxes) take() (selected func(*attach.Record) bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -46,8 +45,8 @@ func (e *endedSandboxes) take() (selected func(*attach.Record) bool) {
 	}
 }
 
-// detachEndedSandboxes detaches the attachments of the sandboxes that handle has added, until ctx ends. The
-// next plugin detaches the rest when it restores attachments.
+// detachEndedSandboxes detaches the attachments in sandboxes that handle has added, until ctx ends. The next plugin
+// detaches the rest when it restores attachments.
 func (d *Driver) detachEndedSandboxes(ctx context.Context) {
 	for {
 		select {

@@ -16,7 +16,7 @@ import (
 type failures struct {
 	mu      sync.Mutex
 	byShare map[string]map[string]failure
-	// last are the last failures, by share, except those to wait for other pods (errClaimBusy).
+	// last are the last failures, by share, except timeouts waiting for other pods (errClaimBusy).
 	last map[string]failure
 }
 
@@ -46,7 +46,7 @@ func (f *failures) set(shareName string, pod attach.Pod, err error) {
 	}
 }
 
-// withLast adds the last failure of a share to err, the error of a pod that waited for other pods.
+// withLast adds a share's last failure to err, the error of a pod that waited for other pods.
 func (f *failures) withLast(shareName string, err error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -67,7 +67,7 @@ func (f *failures) remove(shareName, podUID string) {
 	}
 }
 
-// pods returns the pods to which attaching one of the shares failed.
+// pods returns the pods that one of the shares could not be attached to.
 func (f *failures) pods(shares []share) (pods []attach.Pod) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -89,7 +89,7 @@ func (f *failures) messages(shareName string) (messages []string) {
 	return messages
 }
 
-// keepOnly forgets the failures of all pods other than those with these UIDs.
+// keepOnly forgets the failures of all pods except podUIDs.
 func (f *failures) keepOnly(shares []share, podUIDs map[string]bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

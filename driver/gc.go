@@ -24,9 +24,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/probe"
 )
 
-// garbageCollector removes objects of the driver that no live claim needs, and that
-// a crash, a reboot, or a kubelet that lost its state has left. It removes nothing
-// that a running pod may use.
+// garbageCollector removes driver objects that no live claim needs: leftovers of a crash, a reboot, or a kubelet that
+// lost its state. It never removes anything that a running pod may use.
 type garbageCollector struct {
 	driver *Driver
 	grace  gracePeriod
@@ -40,8 +39,8 @@ func newGarbageCollector(d *Driver) *garbageCollector {
 // often enough, because orphans use few resources, and corrupt records affect no running pod.
 const collectInterval = time.Minute
 
-// run collects garbage from time to time until ctx ends: an orphan is removed in the first round after its grace
-// period, and so within twice that period.
+// run collects garbage from time to time until ctx ends. An orphan is removed in the first round after its grace
+// period, so within twice that period.
 func (gc *garbageCollector) run(ctx context.Context) {
 	tick := time.NewTicker(min(collectInterval, gc.driver.options.OrphanGrace) + time.Millisecond)
 	defer tick.Stop()
@@ -74,7 +73,7 @@ func (gc *garbageCollector) collect(ctx context.Context) error {
 	return errors.Join(err, gc.kernelObjects(ctx))
 }
 
-// removeDue removes the orphans whose grace period is over.
+// removeDue removes the orphans with an expired grace period.
 func (gc *garbageCollector) removeDue(ctx context.Context, orphans []Orphan) (failed error) {
 	for _, o := range orphans {
 		if !gc.grace.isDue(o.Description, o.grace) {
@@ -91,17 +90,16 @@ func (gc *garbageCollector) removeDue(ctx context.Context, orphans []Orphan) (fa
 	return failed
 }
 
-// unattachedGrace is the grace period for claim records whose shares are not attached, such as an accelerator's: no
-// attachment record shows whether a pod still uses them. A pod that was deleted by force may run until its
+// unattachedGrace is the grace period for claim records with shares that are not attached, such as an accelerator's:
+// no attachment record shows whether a pod still uses them. A force-deleted pod may run until its
 // terminationGracePeriodSeconds are over, and then the kubelet unprepares the claim. Garbage collection is only for a
-// kubelet that never does, because it has lost its state. Waiting for it is safe; collecting too early grants a device
-// to two pods.
+// kubelet that never does because it has lost its state. Waiting is safe; collecting too early grants a device to two
+// pods.
 const unattachedGrace = 6 * time.Hour
 
-// claimRecords finds the records of claims that no longer exist, or are allocated
-// differently, and that the kubelet never unprepared here. A claim with an attachment is
-// in use even if the API server no longer has it: a pod that was deleted by force
-// continues to run for a while and uses its grant.
+// claimRecords finds the records of claims that no longer exist or are allocated differently, and that the kubelet
+// never unprepared here. A claim with an attachment is in use even if the API server no longer has it: a
+// force-deleted pod keeps running for a while and uses its grant.
 func (gc *garbageCollector) claimRecords(ctx context.Context) (orphans []Orphan, failed error) {
 	d := gc.driver
 	claims, err := d.claims.List()
@@ -138,8 +136,8 @@ func (gc *garbageCollector) claimRecords(ctx context.Context) (orphans []Orphan,
 	return orphans, failed
 }
 
-// graceOf returns the grace period of the record of a claim without attachments. 0 means Options.OrphanGrace. A pod can
-// use the claim only if it was prepared since the node booted.
+// graceOf returns the grace period of a claim record without attachments. 0 means Options.OrphanGrace. A pod can use
+// the claim only if it was prepared since the node booted.
 func (gc *garbageCollector) graceOf(recorded *record.Claim) time.Duration {
 	mayRun := recorded.Phase == record.Prepared && gc.driver.claims.Current(recorded)
 	isUnattached := func(s share) bool { return s.attacher == nil }

@@ -9,13 +9,13 @@ import "time"
 // are removed: an object that is being created has its record by then.
 type gracePeriod struct {
 	length time.Duration
-	// firstSeen holds when each orphan of the previous round was first found, by description;
-	// present collects those of the current round.
+	// firstSeen holds when each orphan of the previous round was first found, by description; present collects the
+	// orphans of the current round.
 	firstSeen, present map[string]time.Time
 }
 
-// isDue notes that an orphan was found in this round, and reports whether its grace period is
-// over, which is at least as long as minimum.
+// isDue notes that an orphan was found in this round, and reports whether its grace period, which is at least
+// minimum, is over.
 func (g *gracePeriod) isDue(description string, minimum time.Duration) bool {
 	first, known := g.firstSeen[description]
 	if !known {
@@ -28,8 +28,8 @@ func (g *gracePeriod) isDue(description string, minimum time.Duration) bool {
 	return time.Since(first) >= max(g.length, minimum)
 }
 
-// forget makes the grace period of an orphan begin again if it is found in a later round.
+// forget restarts an orphan's grace period if it is found in a later round.
 func (g *gracePeriod) forget(description string) { delete(g.present, description) }
 
-// endRound ends a round. The orphans that were not found in it are no longer known.
+// endRound ends a round and forgets the orphans that were not found in it.
 func (g *gracePeriod) endRound() { g.firstSeen, g.present = g.present, nil }

@@ -20,8 +20,8 @@ import (
 // The plugins may be configured differently and would otherwise undo each other's
 // work. A plugin that cannot serve what its predecessor serves does not take over.
 //
-// A plugin that has taken over holds a lock that is named after the time at which it took
-// over. The kernel releases the lock when its process exits, even after a crash.
+// A plugin that has taken over holds a lock named after the time when it did. The kernel releases the lock when its
+// process exits, even after a crash.
 type handover struct {
 	locks    lock.Dir
 	instance string
@@ -30,19 +30,18 @@ type handover struct {
 	release func()
 }
 
-// pluginLocks is the prefix of the names of the plugins' locks.
+// pluginLocks is the name prefix of the plugins' locks.
 const pluginLocks = "plugin-"
 
-// lifecycleLock is the name of the lock that a plugin holds while it takes its lock of
-// pluginLocks, and while it stops: no plugin takes over while the last one removes what
-// the driver set up.
+// lifecycleLock is the name of the lock that a plugin holds while it acquires its own lock (see pluginLocks) and
+// while it stops: no plugin takes over while the last one removes what the driver set up.
 const lifecycleLock = "lifecycle"
 
 func newHandover(locks lock.Dir, instance string) *handover {
 	return &handover{locks: locks, instance: instance}
 }
 
-// takeOver takes the lock of this plugin, which is then the newest.
+// takeOver acquires the lock of this plugin, which is then the newest.
 func (h *handover) takeOver() error {
 	unlock, err := h.locks.Named(lifecycleLock)
 	if err != nil {
@@ -124,8 +123,7 @@ func (h *handover) pruneAndList(selected func(name string) bool) (names []string
 // isNewest reports whether no newer plugin runs. Only the newest acts without a request.
 func (h *handover) isNewest() bool { return len(h.successors()) == 0 }
 
-// predecessorInterval is the interval at which a plugin checks whether its
-// predecessors have stopped.
+// predecessorInterval is how often a plugin checks whether its predecessors have stopped.
 const predecessorInterval = 250 * time.Millisecond
 
 // awaitPredecessors calls resume once after the plugins that were running at

@@ -12,8 +12,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
-// healthInterval is the interval at which the driver repeats the health of its
-// devices to the kubelet, which considers it unknown after 30 s (KEP-4680).
+// healthInterval is how often the driver repeats its devices' health to the kubelet, which considers it unknown after
+// 30 s (KEP-4680).
 const healthInterval = 10 * time.Second
 
 // healthBoard distributes the current health of the devices.
@@ -25,8 +25,7 @@ type healthBoard struct {
 
 func newHealthBoard() *healthBoard { return &healthBoard{changed: make(chan struct{})} }
 
-// announce replaces the health of all devices, and returns the devices whose
-// health changed.
+// announce replaces the health of all devices, and returns the devices with changed health.
 func (b *healthBoard) announce(current []Health) (changed []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

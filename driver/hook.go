@@ -77,7 +77,7 @@ func (d *Driver) watchHook(ctx context.Context) error {
 	defer tick.Stop()
 	for {
 		if watching {
-			// If the directory was removed, the watch ended with it.
+			// The watch ended if the directory was removed.
 			if err := watcher.Add(filepath.Dir(d.options.Hook)); err != nil {
 				klog.FromContext(ctx).V(4).Info("Cannot watch the hook's directory yet", "err", err)
 			}
@@ -100,7 +100,7 @@ func waitForChange(ctx context.Context, watcher *fsnotify.Watcher, tick <-chan t
 		case <-tick:
 			return true
 		case event := <-watcher.Events:
-			// A failed installation creates and removes such a file, and would otherwise be repeated at once.
+			// A failed installation creates and removes such a file, and would otherwise be repeated immediately.
 			if !strings.HasSuffix(event.Name, files.TemporarySuffix) {
 				return true
 			}

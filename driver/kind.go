@@ -18,16 +18,14 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// Kind is a kind of device that several claims can share. The driver keeps the records and calls
-// the Kind for everything that depends on the device. A Kind also implements the optional interfaces
-// that it needs: those in this file, and those of kinds whose shares are attached to pods (Attacher in
-// attacher.go, Reserver and Renewer in reserver.go).
+// Kind is a kind of device that several claims can share. The driver keeps the records and calls the Kind for
+// everything that depends on the device. A Kind also implements the optional interfaces that it needs: in this file,
+// and, for kinds that attach shares to pods, Attacher in attacher.go, and Reserver and Renewer in reserver.go.
 type Kind interface {
 	// Name returns the name of the kind in records, metrics, and log entries.
 	Name() string
-	// Refresh discovers the devices of the node, and sets up for sharing those that are not set up
-	// yet or have changed. shares are all recorded shares of the kind: Devices keeps returning
-	// their devices even if these are missing from the node.
+	// Refresh discovers the node's devices, and sets up new and changed ones for sharing. shares are all of the kind's
+	// recorded shares: Devices keeps returning their devices even if they are missing from the node.
 	Refresh(ctx context.Context, shares []record.Share) (Refreshed, error)
 	// Devices returns the devices to publish, as of the last Refresh. Devices omits a device that
 	// was already missing when the plugin started, because its attributes are unknown: if a device
@@ -36,10 +34,9 @@ type Kind interface {
 	Devices() []resourceapi.Device
 	// Has reports whether the kind has, or has had, a device of that name.
 	Has(device string) bool
-	// Configure decodes, merges, defaults, and validates the opaque parameters of a share.
-	// parameters lists those of the DeviceClass before those of the claim. namespace is the
-	// namespace of the claim and of the pods that can use it. The driver records the result, and
-	// uses it until the share is released, even if the configuration changes.
+	// Configure decodes, merges, defaults, and validates the opaque parameters of a share. parameters lists the
+	// DeviceClass's before the claim's. namespace is the namespace of the claim and of the pods that can use it. The
+	// driver records the result, and uses it until the share is released, even if the configuration changes.
 	Configure(ctx context.Context, namespace string, share record.Share, parameters [][]byte) (json.RawMessage, error)
 	// Admit returns an error if the device has no room for the share in addition to others. It must
 	// not modify others.
@@ -53,23 +50,22 @@ type Refreshed struct {
 	// Changed reports whether the setup of a device was repaired or has changed:
 	// then the driver must restore the shares on it.
 	Changed bool
-	// Affected are the names of the devices of which only the status of shares has changed.
+	// Affected are the names of the devices where only the shares' status has changed.
 	Affected []string
-	// RequeueAfter is the time after which the driver refreshes again without an event, if that
-	// is less than resyncInterval; 0 means resyncInterval.
+	// RequeueAfter is the time until the driver refreshes again without an event, if less than resyncInterval; 0 means
+	// resyncInterval.
 	RequeueAfter time.Duration
 }
 
 // Watcher is a Kind that observes its devices or its attachments.
 type Watcher interface {
-	// Watch calls changed for everything that happened, one call at a time,
-	// until ctx ends. An error that wraps ErrWatchUnavailable leaves the driver
-	// running with periodic resyncs; any other error stops it.
+	// Watch calls changed for everything that happens, one call at a time, until ctx ends. An error that wraps
+	// ErrWatchUnavailable leaves the driver running with periodic resyncs; any other error stops it.
 	Watch(ctx context.Context, changed func(Change)) error
 }
 
-// ErrWatchUnavailable is wrapped by the error of a Watcher whose events are not
-// available on this node, and without which the kind works.
+// ErrWatchUnavailable is wrapped by a Watcher's error if its events are not available on this node and the kind works
+// without them.
 var ErrWatchUnavailable = errors.New("events of devices are not available")
 
 // Change holds the observations of a Watcher since its last call.
@@ -78,14 +74,12 @@ type Change struct {
 	Resync bool
 	// Devices reports whether Refresh may find a difference.
 	Devices bool
-	// Detached selects the attachments whose sandboxes may have ended; nil
-	// selects none.
+	// Detached selects the attachments in sandboxes that may have ended; nil selects none.
 	Detached func(*attach.Record) bool
-	// Modified selects the attachments whose state may have changed; nil
-	// selects none.
+	// Modified selects the attachments that may have changed; nil selects none.
 	Modified func(*attach.Record) bool
-	// Unprotected selects the attachments to which Protector.Protect applies, besides
-	// those of Modified; nil selects none.
+	// Unprotected selects the attachments that Protector.Protect applies to, besides the ones that Modified selects;
+	// nil selects none.
 	Unprotected func(*attach.Record) bool
 }
 
@@ -104,7 +98,7 @@ type ProblemReporter interface {
 
 // Problem is a configured device that is not shared.
 type Problem struct {
-	// Device is the name by which the configuration selects the device.
+	// Device is the name that selects the device in the configuration.
 	Device string
 	// Message states the cause and the remedy.
 	Message string
@@ -116,10 +110,9 @@ type WarningReporter interface {
 	Warnings() []Warning
 }
 
-// Warning is a problem that the driver reports by an event on the node, and by another one when it
-// is over.
+// Warning is a problem that the driver reports by an event on the node, and by another event when it is over.
 type Warning struct {
-	// Device is the name by which the configuration selects the device.
+	// Device is the name that selects the device in the configuration.
 	Device string
 	// Reason and Message go into the event. Reason and Device identify the problem.
 	Reason, Message string
@@ -127,12 +120,11 @@ type Warning struct {
 	EndReason, EndMessage string
 }
 
-// TakeoverChecker is a Kind that can check, without changing the node, whether it can serve the
-// devices that the running plugin published.
+// TakeoverChecker is a Kind that can check whether it can serve the running plugin's published devices, without
+// changing the node.
 type TakeoverChecker interface {
-	// CheckTakeover returns the reason why the kind cannot serve as many of the
-	// published devices as its configuration names, or nil. It does not change the
-	// node.
+	// CheckTakeover returns why the kind cannot serve the published devices that its configuration names, or nil. It
+	// does not change the node.
 	CheckTakeover(ctx context.Context, published []resourceapi.Device) error
 	// RecheckTakeover does the same with the devices of the last Refresh.
 	RecheckTakeover(published []resourceapi.Device) error
@@ -159,15 +151,14 @@ type Cleaner interface {
 	Cleanup(ctx context.Context) error
 }
 
-// CombinationValidator is a Kind whose shares can conflict within one pod.
+// CombinationValidator is a Kind with shares that can conflict within one pod.
 type CombinationValidator interface {
 	// ValidateCombination refuses shares of one claim that exclude each other.
 	ValidateCombination(shares []record.Share) error
 }
 
-// MultiNode is a Kind whose devices span nodes. They are in separate pools,
-// which the controller publishes; the driver uses Devices only to describe
-// shares to containers.
+// MultiNode is a Kind with devices that span nodes. They are in separate pools, which the controller publishes; the
+// driver uses Devices only to describe shares to containers.
 type MultiNode interface {
 	// HasPool reports whether a pool belongs to this kind.
 	HasPool(pool string) bool
@@ -184,7 +175,7 @@ type ConditionReporter interface {
 type MetricsCollector interface {
 	// DescribeMetrics sends the descriptors of the metrics, before the first Refresh.
 	DescribeMetrics(descriptions chan<- *prometheus.Desc)
-	// CollectMetrics sends the current values. claims are the records of all claims of the node,
-	// which hold the shares of this and other kinds; it does not change them.
+	// CollectMetrics sends the current values. claims are all of the node's claim records, with shares of this and
+	// other kinds; it does not change them.
 	CollectMetrics(claims []*record.Claim, out chan<- prometheus.Metric)
 }

@@ -31,16 +31,13 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
-// Device metadata (KEP-5304) is a file per claim and request that containers
-// find below /var/run/kubernetes.io/dra-device-attributes. The helper of package
-// kubeletplugin writes it when a claim is prepared. The driver adds what is
-// known only after a pod is attached. By then the runtime has bind-mounted the
-// file, so the driver changes it in place, before the container's program
-// starts.
+// Device metadata (KEP-5304) is a file per claim and request that containers find below
+// /var/run/kubernetes.io/dra-device-attributes. The helper of package kubeletplugin writes it when a claim is
+// prepared. The driver adds what is known only after a pod is attached. By then, the runtime has bind-mounted the
+// file, so the driver changes it in place before the container's program starts.
 //
-// The helper does not use the driver's locks, does not survive crashes, and
-// does not restore removed files. Therefore it writes through the functions in
-// this file.
+// The helper does not use the driver's locks, does not survive crashes, and does not restore removed files.
+// Therefore, it writes through the functions in this file.
 
 func (d *Driver) metadataOptions() []kubeletplugin.Option {
 	return []kubeletplugin.Option{
@@ -56,7 +53,7 @@ func (d *Driver) metadataOptions() []kubeletplugin.Option {
 	}
 }
 
-// Names that the helper gives to its files (kubeletplugin/metadata.go, v0.37).
+// Names of the helper's files (kubeletplugin/metadata.go, v0.37).
 const (
 	metadataDir  = "dra-device-metadata" // below the plugin's directory, then NAMESPACE_CLAIM/REQUEST/
 	metadataFile = "metadata.json"
@@ -82,9 +79,9 @@ func (d *Driver) writeMetadata(path string, content []byte, mode os.FileMode) er
 // metadataSpecsPrefix begins the names of the helper's CDI specs.
 func (d *Driver) metadataSpecsPrefix() string { return d.options.DriverName + "_metadata_" }
 
-// metadataSpecsLike returns the paths of the metadata CDI specs that match a pattern which
-// ends with * and the suffix of the specs. filepath.Glob would read the directory, which has
-// two files for each claim, whenever a claim is unprepared.
+// metadataSpecsLike returns the paths of the metadata CDI specs that match a pattern, which ends with * and the
+// specs' suffix. filepath.Glob would read the directory, with its two files for each claim, whenever a claim is
+// unprepared.
 func (d *Driver) metadataSpecsLike(pattern string) (paths []string, err error) {
 	prefix, _, _ := strings.Cut(filepath.Base(pattern), "*")
 	err = d.metadataSpecs.Each(prefix, func(name string, _ struct{}, _ error) {
@@ -110,9 +107,8 @@ func (d *Driver) isHelperReady() bool {
 	}
 }
 
-// restoreMetadata restores metadata files that were removed. The helper writes
-// them only when the kubelet prepares a claim, and the kubelet does not prepare
-// claims of running pods. Therefore the driver calls its own kubelet endpoint.
+// restoreMetadata restores metadata files that were removed. The helper writes them only when the kubelet prepares a
+// claim, and the kubelet does not prepare running pods' claims. Therefore, the driver calls its own kubelet endpoint.
 func (d *Driver) restoreMetadata(ctx context.Context) {
 	if !d.isHelperReady() {
 		return // the endpoint does not exist yet
@@ -181,7 +177,7 @@ func (d *Driver) prepareThroughOwnSocket(ctx context.Context, c *record.Claim) e
 	return nil
 }
 
-// kubeletSocket returns the path of the socket on which the helper serves the kubelet. The helper chooses the name.
+// kubeletSocket returns the path of the socket where the helper serves the kubelet. The helper chooses the name.
 func (d *Driver) kubeletSocket() string {
 	name := "dra.sock"
 	if d.options.RollingUpdate {
@@ -199,8 +195,7 @@ func (d *Driver) removeMetadata(dir string) error {
 	return d.options.Failpoints.Do("remove metadata", func() error { return os.RemoveAll(dir) })
 }
 
-// isMetadataNeeded reports whether a claim is recorded whose metadata is in the
-// directory, or whether records cannot be read.
+// isMetadataNeeded reports whether a recorded claim has its metadata in the directory, or records cannot be read.
 func (d *Driver) isMetadataNeeded(dir string) bool {
 	all, err := d.claims.List()
 	namespace, name, _ := strings.Cut(filepath.Base(dir), "_") // see metadataName; neither contains a "_"
@@ -209,12 +204,11 @@ func (d *Driver) isMetadataNeeded(dir string) bool {
 	})
 }
 
-// metadataName returns the name of the directory of a claim's metadata.
+// metadataName returns the name of a claim's metadata directory.
 func metadataName(c *record.Claim) string { return c.Namespace + "_" + c.Name }
 
-// metadataOf returns the metadata of a share: the published attributes of its
-// device, the grant, and the state of its attachment if there is exactly one. pending
-// may be nil.
+// metadataOf returns the metadata of a share: its device's published attributes, the grant, and its attachment's
+// state if there is exactly one. pending may be nil.
 func (d *Driver) metadataOf(
 	ctx context.Context,
 	uid types.UID,
@@ -257,8 +251,8 @@ type pendingAttachment struct {
 	attached Attached
 }
 
-// onlyAttachmentOf describes a share's attachment, or returns nil if the share has none or several: all
-// pods of a claim see the same file. A pending attachment replaces one in the same namespace.
+// onlyAttachmentOf describes a share's attachment, or returns nil if the share has none or several: all of a claim's
+// pods see the same file. A pending attachment replaces one in the same namespace.
 func (d *Driver) onlyAttachmentOf(
 	ctx context.Context, uid types.UID, s share, pending *pendingAttachment,
 ) (*resourceapi.NetworkDeviceData, attribute.Map) {
@@ -284,7 +278,7 @@ func (d *Driver) onlyAttachmentOf(
 }
 
 // refreshMetadata is an interceptor of the helper's calls. When a claim is prepared again, the helper writes the
-// metadata without the claim's lock, and may overwrite that of an attachment which was created in that time. The
+// metadata without the claim's lock, and may overwrite the metadata of an attachment created meanwhile. The
 // interceptor writes the current metadata before the call returns.
 func (d *Driver) refreshMetadata(
 	ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler,

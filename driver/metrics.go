@@ -14,8 +14,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// metrics are the plugin's metrics, except the metrics that deviceCollector reads
-// on demand. docs/user/operations.md explains how to use them.
+// metrics are the plugin's metrics, except for those that deviceCollector reads on demand. docs/user/operations.md
+// explains how to use them.
 type metrics struct {
 	duration *prometheus.HistogramVec
 	reports  *prometheus.CounterVec

@@ -23,37 +23,37 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-// The Node owns the ResourceSlices of its plugin. The helper reads the UID of the owner once. If the
-// Node is deleted and registered again while the plugin runs, the garbage collector of Kubernetes
-// deletes the slices, again and again, because the helper creates them with the UID of the deleted Node.
-// The scheduler then finds no devices on the node. The helper has no function that sets another owner, so the
-// plugin ends, and the kubelet starts it again. Pods keep their shares.
+// The Node owns the ResourceSlices of its plugin. The helper reads the owner's UID once. If the Node is deleted and
+// registered again while the plugin runs, the Kubernetes garbage collector deletes the slices, again and again,
+// because the helper creates them with the deleted Node's UID. The scheduler then does not find any devices on the
+// node. The helper does not have a function to set another owner, so the plugin exits, and the kubelet restarts it.
+// Pods keep their shares.
 
-// errNodeReplaced means that the Node's UID differs from that of the owner of the plugin's ResourceSlices.
+// errNodeReplaced means that the Node is not the one that owns the plugin's ResourceSlices: its UID differs.
 var errNodeReplaced = errors.New("the plugin must start again to publish its devices for the new Node")
 
-// Time between two watches of the Node. Up to as much is added at random, because an API server that stops ends
-// the watches of all nodes at once. It ends each watch after about an hour in any case.
+// Time between two watches of the Node. Up to as much again is added at random, because an API server that stops ends
+// all nodes' watches at the same time. It ends each watch after about an hour in any case.
 const (
 	minNodeDelay = time.Second
 	maxNodeDelay = 30 * time.Second
-	// nodeDelayReset is the time after which the delay is the minimum again.
+	// nodeDelayReset is how long it takes until the delay is reset to the minimum.
 	nodeDelayReset = 2 * time.Minute
 )
 
-// nodeWatch notices a new UID of the Node. It makes no request while the watch is open.
+// nodeWatch notices a new UID of the Node. It does not make requests while the watch is open.
 type nodeWatch struct {
 	driver *Driver
-	// uid is the owner of the ResourceSlices. If it could not be read when the plugin started, it is "" before the
-	// first event, and then the first UID that the watch saw.
+	// uid is the owner of the ResourceSlices. If it could not be read when the plugin started, it is "" until the first
+	// event, and then the first UID that the watch saw.
 	uid types.UID
 }
 
 // nodeReadTimeout limits how long a starting plugin waits for the Node. The helper reads the Node later, too.
 const nodeReadTimeout = 5 * time.Second
 
-// nodeUID returns the UID of the Node, which the helper uses as the owner of the ResourceSlices; "" if it cannot be
-// read, or if the plugin does not watch the Node.
+// nodeUID returns the UID of the Node, which the helper makes the owner of the ResourceSlices, or "" if it cannot be
+// read or the plugin does not watch the Node.
 func (d *Driver) nodeUID(ctx context.Context) types.UID {
 	if d.options.Metadata == nil {
 		return ""
@@ -67,7 +67,7 @@ func (d *Driver) nodeUID(ctx context.Context) types.UID {
 	return uid
 }
 
-// readNodeUID returns the current UID of the Node. Unlike events of the watch, it is not from a cache.
+// readNodeUID returns the Node's current UID. Unlike watch events, it is not from a cache.
 func (d *Driver) readNodeUID(ctx context.Context) (types.UID, error) {
 	nodes := d.options.Metadata.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
 	node, err := nodes.Get(ctx, d.options.NodeName, metav1.GetOptions{})
@@ -106,8 +106,8 @@ func (d *Driver) watchNode(ctx context.Context, uid types.UID) error {
 func (w *nodeWatch) follow(ctx context.Context) error {
 	name := w.driver.options.NodeName
 	nodes := w.driver.options.Metadata.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
-	// With this resource version, the watch begins with the Node as it is, which needs no right to list
-	// Nodes, and the API server answers from its cache.
+	// With this resource version, the watch begins with the current Node, without requiring permission to list Nodes,
+	// and the API server answers from its cache.
 	stream, err := nodes.Watch(ctx, metav1.ListOptions{
 		ResourceVersion: "0",
 		FieldSelector:   fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),

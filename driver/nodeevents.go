@@ -25,7 +25,7 @@ type warnings struct {
 
 	mu      sync.Mutex
 	active  map[warningKey]sentEvent
-	current map[warningKey]Warning // those of the last update
+	current map[warningKey]Warning // the warnings of the last update
 }
 
 // warningKey identifies a problem: the reason of its event, and the device, if any.
@@ -36,14 +36,13 @@ type sentEvent struct {
 	at      time.Time
 }
 
-// warningInterval is the interval at which the event of a lasting problem is sent
-// again. The API server removes events after one hour.
+// warningInterval is how often a lasting problem's event is sent again. The API server removes events after one hour.
 const warningInterval = 30 * time.Minute
 
 func newWarnings(recorder events.EventRecorder, node string) *warnings {
 	return &warnings{
 		recorder: recorder,
-		// The kubelet uses the name as UID in events on its node, too.
+		// The kubelet, too, uses the name as the UID in events on its node.
 		node:   &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)},
 		active: map[warningKey]sentEvent{},
 	}
@@ -73,11 +72,11 @@ func (w *warnings) end(reason, subject, recovered, message string) {
 	w.send(corev1.EventTypeNormal, recovered, subject, message)
 }
 
-// Warn sends the event of a problem that neither the driver nor a kind has found. Call it as long as the problem lasts:
-// it sends the event again when the API server has removed the earlier one.
+// Warn sends an event about a problem found outside the driver and its kinds. Keep calling it while the problem
+// lasts: it sends the event again when the API server has removed the earlier one.
 func (d *Driver) Warn(w Warning) { d.warnings.warn(w.Reason, w.Device, w.Message) }
 
-// EndWarning sends the event of the end of a problem if Warn reported it. It ignores the message of the problem.
+// EndWarning sends the event that ends a problem, if Warn reported it. It ignores the problem's message.
 func (d *Driver) EndWarning(w Warning) { d.warnings.end(w.Reason, w.Device, w.EndReason, w.EndMessage) }
 
 // update sends the events of problems that have begun or ended since the last call. current lists
@@ -99,8 +98,8 @@ func (w *warnings) update(current []Warning) {
 	}
 }
 
-// send sends an event. The recorder counts events that differ only in their note as one, so that
-// the field path names the device, as that of an event on a pod names the container.
+// send sends an event. The recorder counts events that differ only in their note as one, so the field path names the
+// device, just as a pod event's field path names the container.
 func (w *warnings) send(kind, reason, subject, message string) {
 	node := *w.node
 	if subject != "" {
@@ -109,8 +108,8 @@ func (w *warnings) send(kind, reason, subject, message string) {
 	w.recorder.Eventf(&node, nil, kind, reason, params.EventActionServe, "%s", claimstatus.Truncate(message, maxNote))
 }
 
-// reportProblems sends events about the configured devices that are not shared, and about the
-// warnings of the kinds about shared devices.
+// reportProblems sends events about configured devices that are not shared, and for the kinds' warnings about shared
+// devices.
 func (d *Driver) reportProblems() {
 	var current []Warning
 	for _, reporter := range kindsOf[ProblemReporter](d) {

@@ -19,22 +19,22 @@ type shareState struct {
 	share
 	// attachments are the pods that the share is attached to.
 	attachments []PodState
-	// pending means that the share is being attached to a pod, or detached from one that has ended.
+	// pending means that the share is being attached to a pod, or detached from an ended one.
 	pending bool
 	// failed are the reasons why attaching the share to pods failed.
 	failed []string
-	// unreferenced are the pods that use the claim although none of their
-	// containers references it: the plugin never attaches them.
+	// unreferenced are the pods that use the claim although none of their containers references it: the plugin never
+	// attaches the share to them.
 	unreferenced []attach.Pod
-	// hookNotRun are the pods of which a container that references the claim runs
-	// although the share is not attached: their runtime does not run the hook.
+	// hookNotRun are the pods with a running container that references the claim although the share is not attached:
+	// their runtime does not run the hook.
 	hookNotRun []podWithoutHook
 	// conditions are the complete status of a share that is not attached.
 	conditions []metav1.Condition
 }
 
-// observe reads the state of a claim's shares from the kernel. From the API server, it reads information
-// that the kernel lacks: which pods no longer exist, and to which pods the shares will never be attached.
+// observe reads the state of a claim's shares from the kernel. From the API server, it reads information that the
+// kernel lacks: which pods no longer exist, and which pods the shares will never be attached to.
 func (d *Driver) observe(ctx context.Context, claim *record.Claim) ([]shareState, error) {
 	shares := d.resolveAll(claim.Shares)
 	attachments := d.attachmentsOfClaim(ctx, claim.UID)
@@ -63,8 +63,8 @@ func (d *Driver) observe(ctx context.Context, claim *record.Claim) ([]shareState
 	return states, nil
 }
 
-// readAttachments reads the state of the share's attachments among all. It omits those that
-// are being attached or detached, which would be reported as missing for a moment.
+// readAttachments reads the state of the share's attachments among all. It omits those being attached or detached,
+// which would briefly be reported as missing.
 func (s *shareState) readAttachments(ctx context.Context, all []attach.Record) error {
 	for _, a := range all {
 		if a.Share != s.Name {

@@ -22,7 +22,7 @@ import (
 // Options configures a Driver. Every field is required unless its comment
 // names a default.
 type Options struct {
-	// DriverName is the name under which devices are published.
+	// DriverName is the name that devices are published under.
 	DriverName string
 	// NodeName is the name of the node, and of its pool of devices.
 	NodeName string
@@ -31,21 +31,20 @@ type Options struct {
 	// Metadata watches the Node, to notice when it was registered again (node.go). Default: the driver does not
 	// notice it.
 	Metadata metadata.Interface
-	// Kinds are the device kinds, each with another name.
+	// Kinds are the device kinds, with distinct names.
 	Kinds []Kind
 
 	// PluginDir is the plugin's directory below the kubelet's; it contains the claim records. Its
 	// path is the same inside and outside of the container.
 	PluginDir string
-	// RegistryDir is the directory in which the kubelet discovers plugins.
+	// RegistryDir is the directory where the kubelet discovers plugins.
 	RegistryDir string
-	// CDIDir is one of the directories from which the runtime reads CDI specs.
+	// CDIDir is one of the directories that the runtime reads CDI specs from.
 	CDIDir string
 	// RunDir is a directory on a tmpfs of the node, for sockets and attachment
 	// records. Its path is the same inside and outside of the container.
 	RunDir string
-	// Hook is the path of the installed hook on the node. Default: that of
-	// Installation.
+	// Hook is the path of the installed hook on the node. Default: Installation's path.
 	Hook string
 	// Installation installs the hook. Default: the hook is at its path already.
 	Installation *attach.Installation
@@ -53,11 +52,10 @@ type Options struct {
 	Instance string
 	// RollingUpdate allows two plugins to overlap (kubelet 1.33 or newer).
 	RollingUpdate bool
-	// BootIDFile contains a different text after each boot. Default:
-	// /proc/sys/kernel/random/boot_id.
+	// BootIDFile has different content after each boot. Default: /proc/sys/kernel/random/boot_id.
 	BootIDFile string
-	// OrphanGrace is the time for which an object must have been an orphan
-	// before garbage collection removes it. Default: one minute.
+	// OrphanGrace is how long an object must have been an orphan before garbage collection removes it. Default: one
+	// minute.
 	OrphanGrace time.Duration
 	// Failpoints wraps operations that change state outside the process.
 	// Default: none.
@@ -68,7 +66,7 @@ type Options struct {
 	Metrics prometheus.Registerer
 }
 
-// validate returns an error that names each required option that is missing, and each that is not valid.
+// validate returns an error that names each missing required option and each invalid option.
 func (o Options) validate() error {
 	var errs []error
 	for _, required := range []struct {

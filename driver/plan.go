@@ -22,7 +22,7 @@ import (
 // plannedShare is an allocation result of a claim, before its kind is involved.
 type plannedShare struct {
 	record.Share
-	parameters [][]byte // opaque parameters, those of the DeviceClass first
+	parameters [][]byte // opaque parameters, the DeviceClass's first
 }
 
 // plan converts the claim's allocation to shares. It ignores the results of
@@ -62,8 +62,7 @@ func shareKey(s record.Share) string {
 	return s.Device
 }
 
-// parametersFor returns the driver's opaque parameters that apply to a result:
-// those of the DeviceClass before those of the claim.
+// parametersFor returns the driver's opaque parameters that apply to a result: the DeviceClass's before the claim's.
 func (d *Driver) parametersFor(
 	result resourceapi.DeviceRequestAllocationResult,
 	all []resourceapi.DeviceAllocationConfiguration,
@@ -84,7 +83,7 @@ func sameShares(planned []plannedShare, recorded []record.Share) bool {
 	return slices.EqualFunc(planned, recorded, func(p plannedShare, r record.Share) bool { return p.Same(r) })
 }
 
-// configure finds the kind of each planned share, and lets it compute the parameters of the share.
+// configure finds each planned share's kind, and lets it compute the share's parameters.
 func (d *Driver) configure(ctx context.Context, namespace string, planned []plannedShare) ([]share, error) {
 	shares := make([]share, 0, len(planned))
 	for _, p := range planned {
@@ -106,9 +105,8 @@ func shareError(s record.Share, err error) error {
 	return fmt.Errorf("request %s, device %s: %w", s.Request, s.Device, err)
 }
 
-// validate refuses shares that exclude each other, and shares that cannot serve
-// the pods for which the claim is reserved. The driver refuses pods that join
-// later when they attach.
+// validate refuses shares that exclude each other, and shares that cannot serve the pods that the claim is reserved
+// for. The driver refuses pods that join later when they attach.
 func (d *Driver) validate(claim *resourceapi.ResourceClaim, shares []share) error {
 	for k, validator := range kindsOf[CombinationValidator](d) {
 		var own []record.Share

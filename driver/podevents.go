@@ -18,13 +18,12 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
-// maxNote is the length in bytes to which messages of events are truncated, so
-// that the names before them fit into the API's limit of 1024.
+// maxNote is the length in bytes that event messages are truncated to, so that they and the names before them fit
+// into the API's limit of 1024.
 const maxNote = 512
 
-// recordEvents records an event on the pods of a share whenever a condition of
-// the share differs from the condition in the API server: the pod's owner may
-// be able to act. The kubelet reports why a container did not start.
+// recordEvents records an event on a share's pods whenever a condition of the share differs from the condition in the
+// API server: the pod's owner may be able to act. The kubelet reports why a container did not start.
 func (d *Driver) recordEvents(
 	claim *resourceapi.ResourceClaim,
 	states []shareState,
@@ -45,9 +44,8 @@ type podEvent struct {
 	kind, reason, message string
 }
 
-// eventFor returns the event for the transition of a condition, if the
-// transition needs one. The reasons Prepared and AttachFailed need none: Prepared is
-// part of a start, and reportAttach records each failed attempt.
+// eventFor returns the event for a condition's transition, if it needs one. The reasons Prepared and AttachFailed
+// need none: Prepared is part of a start, and reportAttach records each failed attempt.
 func eventFor(old *metav1.Condition, c metav1.Condition) (podEvent, bool) {
 	starting := func(reason string) bool {
 		return reason == params.ReasonPrepared || reason == params.ReasonAttachFailed

@@ -17,18 +17,18 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// prepareTimeout limits how long the claims of one call wait for resources, such as addresses that another node has
-// to return. The kubelet calls once for all claims of a pod and gives up after 45 s (v1.37), and would then report a
+// prepareTimeout limits how long the claims in one call wait for resources, such as addresses that another node has
+// to return. The kubelet calls once for all of a pod's claims and gives up after 45 s (v1.37); it would then report a
 // timeout instead of what the claims wait for.
 const prepareTimeout = 30 * time.Second
 
-// errPrepareTimeout is the error of claims that got no part of prepareTimeout.
+// errPrepareTimeout is the error of claims that did not get any part of prepareTimeout.
 var errPrepareTimeout = fmt.Errorf("the pod's other claims used all of the %v for preparing: see their errors; "+
 	"the kubelet retries", prepareTimeout)
 
-// PrepareResourceClaims implements kubeletplugin.DRAPlugin. The kubelet calls it at least once per
-// claim before a pod's sandbox exists, and again after a kubelet restart, while pods are attached.
-// The driver refuses invalid claims here, as early as it can, and attaches nothing yet.
+// PrepareResourceClaims implements kubeletplugin.DRAPlugin. The kubelet calls it at least once per claim before a
+// pod's sandbox exists, and again after a kubelet restart, while pods are attached. The driver refuses invalid claims
+// here, as early as it can, but does not attach anything yet.
 func (d *Driver) PrepareResourceClaims(
 	ctx context.Context,
 	claims []*resourceapi.ResourceClaim,
@@ -57,8 +57,8 @@ func (d *Driver) PrepareResourceClaims(
 	return results, nil
 }
 
-// prepare performs all steps from the allocation of a claim to its CDI spec, and returns the
-// recorded shares. The caller holds the claim's lock.
+// prepare performs all steps from a claim's allocation to its CDI spec, and returns the recorded shares. The caller
+// holds the claim's lock.
 func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]share, error) {
 	planned, err := d.plan(claim)
 	if err != nil {
@@ -112,18 +112,16 @@ func (d *Driver) checkRestoring(uid types.UID, recorded *record.Claim) error {
 	return nil
 }
 
-// isPrepared reports whether a claim with the planned allocation is already
-// prepared. An allocation does not change, and neither do the parameters with
-// which it was prepared, even if the administrator no longer allows them.
+// isPrepared reports whether a claim with the planned allocation is already prepared. An allocation does not change,
+// and the parameters that it was prepared with do not either, even if the administrator no longer allows them.
 func (d *Driver) isPrepared(recorded *record.Claim, planned []plannedShare) bool {
 	return recorded != nil && recorded.Phase == record.Prepared && d.claims.Current(recorded) &&
 		sameShares(planned, recorded.Shares)
 }
 
-// undo unprepares a claim that was prepared before, unless a Prepare was
-// interrupted, which the current one completes. The claim may have been
-// deallocated and allocated differently, an Unprepare may have been
-// interrupted, or the node may have rebooted.
+// undo unprepares a claim that was prepared before, unless a Prepare was interrupted: the current one completes it.
+// The claim may have been deallocated and allocated differently, an Unprepare may have been interrupted, or the node
+// may have rebooted.
 func (d *Driver) undo(ctx context.Context, recorded *record.Claim) error {
 	if recorded == nil || recorded.Phase == record.Preparing {
 		return nil
@@ -145,7 +143,7 @@ func (d *Driver) readOrRename(ctx context.Context, uid types.UID) (*record.Claim
 	return recorded, err
 }
 
-// renameUnreadable renames the record of a claim that cannot be read, or removes it if it is empty.
+// renameUnreadable renames a claim record that cannot be read, or removes it if it is empty.
 func (d *Driver) renameUnreadable(ctx context.Context, uid types.UID, reason error) error {
 	renamed, err := d.claims.RenameUnreadable(uid)
 	if err != nil {

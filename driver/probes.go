@@ -47,9 +47,9 @@ func (p *probes) check(ctx context.Context, name string) (err error) {
 	return err
 }
 
-// live returns an error if a restart of the plugin's container helps: if hooks or the kubelet cannot reach the
-// plugin, because a socket was removed, or if a directory of the node was. A plugin that waits for its predecessor
-// has no sockets.
+// live returns an error if restarting the plugin's container helps: if a removed socket keeps hooks or the kubelet
+// from reaching the plugin, or a node directory was removed. A plugin that waits for its predecessor does not have
+// sockets.
 func (p *probes) live() error {
 	if p.driver.waiting.Load() != nil {
 		return nil
@@ -73,9 +73,9 @@ func (p *probes) live() error {
 	return nil
 }
 
-// checkDirectories returns an error if a directory that the plugin writes to was removed on the node. The mount in the
-// plugin's container then remains on the removed directory, in which no file can be created, even if the node has a new
-// directory of that name. Directories with sockets need no check.
+// checkDirectories returns an error if a directory that the plugin writes to was removed on the node. The mount in
+// the plugin's container then still points to the removed directory, where files cannot be created, even if the node
+// has a new directory of that name. Directories with sockets do not need a check.
 func (d *Driver) checkDirectories() error {
 	directories := []string{d.options.CDIDir}
 	if d.options.Installation != nil {
@@ -91,8 +91,8 @@ func (d *Driver) checkDirectories() error {
 	return nil
 }
 
-// helperSockets returns the paths of the helper's sockets: for the registration, which the kubelet ends
-// when the socket is removed, and for the kubelet's calls. The names are those that kubeletplugin chooses.
+// helperSockets returns the paths of the helper's sockets: for the registration, which the kubelet ends when the
+// socket is removed, and for the kubelet's calls. kubeletplugin chooses the names.
 func (d *Driver) helperSockets() []string {
 	o := d.options
 	registration := o.DriverName + "-reg.sock"
@@ -102,7 +102,7 @@ func (d *Driver) helperSockets() []string {
 	return []string{filepath.Join(o.RegistryDir, registration), d.kubeletSocket()}
 }
 
-// pingTimeout limits the check of one socket: that of all must take less time than a probe.
+// pingTimeout limits the check of one socket: checking all of them must take less time than a probe.
 const pingTimeout = time.Second
 
 // pingSocket returns an error if no process accepts connections to a unix socket.
@@ -123,7 +123,7 @@ func (p *probes) started() error {
 	return nil
 }
 
-// ready returns the reason why the plugin cannot give a pod its share now.
+// ready returns why the plugin cannot currently give a pod its share.
 func (p *probes) ready() error {
 	if reason := p.driver.waiting.Load(); reason != nil {
 		return *reason
@@ -150,8 +150,9 @@ func (p *probes) serve(ctx context.Context) error {
 	return nil
 }
 
-// observeRegistration is an interceptor of the helper's calls. The kubelet reports by a call that it has registered the
-// plugin. Helper.RegistrationStatus returns the same, but must not be called while the kubelet's call arrives (v0.37).
+// observeRegistration is an interceptor of the helper's calls. The kubelet makes a call to report that it has
+// registered the plugin. Helper.RegistrationStatus returns the same, but must not be called while the kubelet's call
+// arrives (v0.37).
 func (p *probes) observeRegistration(
 	ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
 ) (any, error) {

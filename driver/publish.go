@@ -20,11 +20,10 @@ import (
 const (
 	// devicesPerSlice is the API's limit for devices that may have taints.
 	devicesPerSlice = 64
-	// settleTime is the time for which changes are collected before a refresh:
-	// the kernel announces a new device several times.
+	// settleTime is how long changes are collected before a refresh: the kernel announces a new device several times.
 	settleTime = 100 * time.Millisecond
-	// detachedSettleTime is the time for which unprepared claims are collected before a refresh, which delays
-	// the attachments of other pods: many pods may end at once.
+	// detachedSettleTime is how long unprepared claims are collected before a refresh, which delays other pods'
+	// attachments: many pods may end at the same time.
 	detachedSettleTime = time.Second
 )
 
@@ -72,8 +71,8 @@ func (d *Driver) publish(ctx context.Context) {
 	}
 }
 
-// publishResources makes the helper write the slices, after it has checked those of the last call. The first call of
-// PublishResources waits until the helper can list ResourceSlices, so a plugin that is not permitted to does not call
+// publishResources makes the helper write the slices, after checking the last call's. The first call to
+// PublishResources waits until the helper can list ResourceSlices, so a plugin that is not permitted to does not make
 // it: it would no longer refresh the devices.
 func (d *Driver) publishResources(ctx context.Context, resources resourceslice.DriverResources) error {
 	d.publication.setWanted(resources)
@@ -109,9 +108,8 @@ func (d *Driver) nextRefresh() time.Duration {
 	return requeue.Soonest(time.Duration(d.refreshAfter.Load()), d.publication.nextCheck())
 }
 
-// refreshKinds refreshes the devices of all kinds, and announces their health. It reports whether
-// a device changed, so that its attachments must be restored. If some kinds fail, it refreshes the others
-// and joins the errors.
+// refreshKinds refreshes the devices of all kinds, and announces their health. It reports whether a device changed in
+// a way that requires restoring its attachments. If some kinds fail, it refreshes the others and joins the errors.
 func (d *Driver) refreshKinds(ctx context.Context) (changed bool, failed error) {
 	claims := d.readableClaims(ctx)
 	after := resyncInterval
@@ -132,7 +130,7 @@ func (d *Driver) refreshKinds(ctx context.Context) (changed bool, failed error) 
 	return changed, failed
 }
 
-// resources returns the devices of the node as ResourceSlices.
+// resources returns the node's devices as ResourceSlices.
 func (d *Driver) resources() resourceslice.DriverResources {
 	var devices []resourceapi.Device
 	for _, k := range d.options.Kinds {

@@ -44,7 +44,7 @@ func withoutUnreadable(ctx context.Context, err error) error {
 	return nil
 }
 
-// logUnreadable logs a non-nil err, which joins one error, with path, for each unreadable record.
+// logUnreadable logs a non-nil err, which joins one error with a path for each unreadable record.
 func logUnreadable(ctx context.Context, err error, keysAndValues ...any) {
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Some records are unreadable; continuing without them", keysAndValues...)
@@ -86,8 +86,8 @@ func (d *Driver) shareOfAttachment(r attach.Record) share {
 	return d.shareOf(claim, r)
 }
 
-// shareOf returns the share of an attachment of a claim. If the claim record is lost,
-// and claim therefore nil, it returns the share in the attachment record.
+// shareOf returns the share of an attachment of a claim. If the claim record is lost, so claim is nil, it returns the
+// share in the attachment record.
 func (d *Driver) shareOf(claim *record.Claim, r attach.Record) share {
 	if claim != nil {
 		if s, ok := claim.Share(r.Share); ok {
@@ -144,8 +144,8 @@ func (d *Driver) renameCorrupt(ctx context.Context) {
 	}
 }
 
-// removeRecordsOfOtherBoots removes the attachment records from before the node
-// booted. They exist only if the run directory is not on a tmpfs.
+// removeRecordsOfOtherBoots removes attachment records from before the node booted. They exist only if the run
+// directory is not on a tmpfs.
 func (d *Driver) removeRecordsOfOtherBoots(ctx context.Context) {
 	removed, err := d.attachments.RemoveOfOtherBoots()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -23,14 +23,13 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
-// reporter writes the state of shares to the status of their claims. It has a separate
-// queue, so that a slow API server delays no pod. It retries a claim until the status is
-// written or the claim no longer exists.
+// reporter writes the state of shares to the status of their claims. It has a separate queue, so a slow API server
+// does not delay pods. It retries a claim until the status is written or the claim no longer exists.
 type reporter struct {
 	driver *Driver
 	queue  workqueue.TypedRateLimitingInterface[types.UID]
 
-	// written has the status that the reporter wrote last to each claim.
+	// written has the status that the reporter last wrote to each claim.
 	written *claimstatus.Log
 }
 
@@ -42,14 +41,13 @@ const (
 	// reportDelay delays a status that will probably change at once: the first
 	// container starts about 0.2 s after Prepare, and one write replaces two.
 	reportDelay = 500 * time.Millisecond
-	// writeInterval is the shortest time between two writes to one claim, or attempts. A pod that
-	// changes its attachment repeatedly causes no more writes than this permits.
+	// writeInterval is the shortest time between two attempts to write to one claim. It limits the writes that a pod
+	// causes by repeatedly changing its attachment.
 	writeInterval = time.Second
-	// statusRounds is the number of resyncs in which the status of each claim is read once.
+	// statusRounds is the number of resyncs that it takes to read each claim's status once.
 	statusRounds = 10
-	// checkInterval is the age at which the plugin no longer relies on a written status, and reads
-	// the claim, because another client may have changed it. It is also about the time between two
-	// such reads.
+	// checkInterval is how old a written status must be for the plugin to read the claim again, because another client
+	// may have changed it. It is also about the time between two such reads.
 	checkInterval = statusRounds*resyncInterval - resyncInterval/2
 )
 
@@ -104,14 +102,14 @@ func (r *reporter) enqueueRound(round uint32) {
 	}
 }
 
-// isDue reports whether a claim is reported in a round: each is in one of statusRounds rounds.
-// Those with shares that should be attached and are not are reported in every round, because
-// their status can change without an event.
+// isDue reports whether a claim is reported in a round. Each claim is, in one of statusRounds rounds. Claims with
+// shares that should be attached but are not are reported in every round, because their status can change without an
+// event.
 func (r *reporter) isDue(claim *record.Claim, round uint32) bool {
 	return isInRound(claim.UID, round) || !r.driver.isFullyAttached(claim)
 }
 
-// isInRound reports whether the status of a claim is read in a round.
+// isInRound reports whether a claim's status is read in a round.
 func isInRound(uid types.UID, round uint32) bool {
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(uid)) // never fails
@@ -217,14 +215,14 @@ func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, e
 	return outcomeWritten, nil
 }
 
-// currentClaim gets the claim of a record from the API server. It returns nil if the
-// claim was deleted, deallocated, or replaced by another of its name.
+// currentClaim gets the claim of a record from the API server. It returns nil if the claim was deleted, deallocated,
+// or replaced by another with the same name.
 func (d *Driver) currentClaim(ctx context.Context, recorded *record.Claim) (*resourceapi.ResourceClaim, error) {
 	return d.getClaim(ctx, recorded, metav1.GetOptions{})
 }
 
-// cachedClaim is like currentClaim, but lets the API server answer from its cache instead of etcd,
-// because the plugins of all nodes read the status of their claims repeatedly.
+// cachedClaim is like currentClaim, but lets the API server answer from its cache instead of etcd, because all nodes'
+// plugins repeatedly read their claims' status.
 func (d *Driver) cachedClaim(ctx context.Context, recorded *record.Claim) (*resourceapi.ResourceClaim, error) {
 	return d.getClaim(ctx, recorded, metav1.GetOptions{ResourceVersion: "0"})
 }

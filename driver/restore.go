@@ -13,10 +13,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// restore makes the node agree with the records: it restores what an earlier
-// plugin attached, and detaches shares from sandboxes that ended while no
-// plugin was running or while events were lost. Then it reports the status of all
-// attachments. It logs errors, because one share that fails must not affect the others.
+// restore makes the node agree with the records: it restores what an earlier plugin attached, and detaches shares
+// from sandboxes that ended while no plugin ran or events were lost. Then it reports the status of all attachments.
+// It logs errors, because one share that fails must not affect the others.
 func (d *Driver) restore(ctx context.Context) {
 	for _, r := range d.restoreDifferences(ctx) {
 		d.status.enqueue(types.UID(r.ClaimUID))
@@ -58,8 +57,7 @@ func (d *Driver) altered(ctx context.Context, attached []attach.Record) (altered
 	return altered
 }
 
-// attachmentsByKind returns the attachments of shares that are attached, by the name of
-// their kind.
+// attachmentsByKind returns the attachments of shares that are attached, by kind name.
 func (d *Driver) attachmentsByKind(ctx context.Context, attached []attach.Record) map[string][]Attachment {
 	claims := map[string]*record.Claim{}
 	for _, c := range d.readableClaims(ctx) {

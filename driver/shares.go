@@ -27,7 +27,7 @@ func withKind(s record.Share, kind Kind) share {
 	return resolved
 }
 
-// resolve connects a recorded share to the kind by whose name it was recorded.
+// resolve connects a recorded share to the kind that it was recorded with.
 func (d *Driver) resolve(s record.Share) share {
 	for _, k := range d.options.Kinds {
 		if k.Name() == s.Kind {
@@ -56,9 +56,8 @@ func (d *Driver) resolveAll(recorded []record.Share) []share {
 	return shares
 }
 
-// kindOf returns the kind of an allocated device. Devices of the node are in
-// the pool that has the node's name; other pools belong to kinds that span
-// nodes.
+// kindOf returns the kind of an allocated device. The node's devices are in the pool with the node's name; other
+// pools belong to kinds that span nodes.
 func (d *Driver) kindOf(pool, device string) (Kind, error) {
 	poolKnown := pool == d.options.NodeName
 	for _, k := range d.options.Kinds {

@@ -20,15 +20,15 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-// The helper writes ResourceSlices in the background, and reports only failures. The plugin lists the slices to find
-// out that the API server has them: after it has started, until it finds them, and after a failure. Without its
-// slices, the scheduler allocates no device of the node, so the plugin is not ready.
+// The helper writes ResourceSlices in the background, and reports only failures. The plugin lists the slices to check
+// that the API server has them: after starting, until it finds them, and after a failure. Without the slices, the
+// scheduler does not allocate the node's devices, so the plugin is not ready.
 //
-// Only an answer of the API server makes the plugin unready again. If it became unready while no API server answers,
-// rollouts would stop after each outage.
+// Only a response from the API server makes the plugin unready again. If it became unready while no API server
+// responds, rollouts would stop after each outage.
 
-// reportRefusal reports whether err is a refusal of the API server to list or store ResourceSlices. If so, it reports
-// the refusal in the log, in a metric, in an event on the node, and in the readiness of the plugin.
+// reportRefusal reports whether err means that the API server refused to list or store ResourceSlices. If so, it
+// reports the refusal in the log, in a metric, in an event on the node, and in the readiness of the plugin.
 func (d *Driver) reportRefusal(ctx context.Context, err error) bool {
 	if !isRefusal(err) {
 		return false
@@ -42,8 +42,8 @@ func (d *Driver) reportRefusal(ctx context.Context, err error) bool {
 	return true
 }
 
-// isRefusal reports whether err is an answer of the API server that remains the same until the cluster, or what the
-// plugin requests, is changed. Outages, overload, and conflicts with other writers are not.
+// isRefusal reports whether err is an API server response that stays the same until the cluster or the plugin's
+// request changes. Outages, overload, and conflicts with other writers are not.
 func isRefusal(err error) bool {
 	var answer apierrors.APIStatus
 	if !errors.As(err, &answer) {
@@ -111,9 +111,9 @@ func (d *Driver) reportDroppedFields(ctx context.Context, err error) bool {
 // confirmTimeout limits how long confirmPublished delays the next refresh of the devices.
 const confirmTimeout = 5 * time.Second
 
-// confirmPublished compares the slices in the API server with those that are to be published, and reports the end of
-// what reportRefusal and reportDroppedFields reported. It makes no request if the API server is known to have them.
-// While there is a problem, each call of PublishResources writes the slices again.
+// confirmPublished compares the slices in the API server with those to be published, and reports the end of what
+// reportRefusal and reportDroppedFields reported. It does not make a request if the API server is known to have the
+// slices. While there is a problem, each PublishResources call writes the slices again.
 func (d *Driver) confirmPublished(ctx context.Context, want resourceslice.DriverResources) error {
 	fieldsDropped := d.isDegraded(params.DegradedFeaturesDisabled)
 	if d.publication.isConfirmed() && !fieldsDropped {
@@ -170,7 +170,7 @@ func withoutGated(devices []resourceapi.Device) []resourceapi.Device {
 	return out
 }
 
-// consumableCapacity is the feature gate without which devices cannot be shared.
+// consumableCapacity is the feature gate that sharing devices requires.
 const consumableCapacity = "DRAConsumableCapacity"
 
 // describeDisabled describes the features that do not work while feature gates are off, and the remedy.

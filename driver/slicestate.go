@@ -19,7 +19,7 @@ type publication struct {
 	mu sync.Mutex
 	// confirmed reports whether the API server has stored the slices since the plugin started.
 	confirmed bool
-	// refused is the reason why the API server did not store the slices at last; nil if it did.
+	// refused is why the API server last refused to store the slices; nil if it has stored them.
 	refused error
 	// dropped is the consequence if the API server drops the fields that make devices shareable; nil if it does not.
 	dropped error
@@ -30,7 +30,7 @@ type publication struct {
 }
 
 // confirmInterval is the time until the first check whether the API server has the slices. It doubles with each
-// further check, up to resyncInterval.
+// check, up to resyncInterval.
 const confirmInterval = 500 * time.Millisecond
 
 // setWanted notes which slices are to be published.
@@ -92,7 +92,7 @@ func (p *publication) nextCheck() time.Duration {
 	return p.interval
 }
 
-// check returns the reason why the scheduler cannot allocate the devices of the node.
+// check returns why the scheduler cannot allocate the node's devices.
 func (p *publication) check() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -84,8 +84,8 @@ func hookNotRunMessage(p podWithoutHook) string {
 		"then recreate the pod", p.container, p.Namespace, p.Name, runtime)
 }
 
-// worstConditions combines the kind's conditions of all attachments: of each
-// type, it returns the first that is not True, or else the first.
+// worstConditions combines the kind's conditions for all attachments: for each type, it returns the first that is not
+// True, or else the first.
 func worstConditions(attachments []PodState) (worst []metav1.Condition) {
 	for _, a := range attachments {
 		for _, c := range a.Conditions {

@@ -17,16 +17,15 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-// takeoverInterval is the interval at which a plugin that must not replace its predecessor yet
-// tries again. It also tries again when the predecessor stops. An attempt that fails after it has
-// changed the node disturbs the predecessor, so the interval doubles after each such attempt, up to
-// maxTakeoverInterval.
+// takeoverInterval is how often a plugin that must not replace its predecessor yet tries again. It also tries again
+// when the predecessor stops. An attempt that fails after changing the node disturbs the predecessor, so the interval
+// doubles after each such attempt, up to maxTakeoverInterval.
 const (
 	takeoverInterval    = 10 * time.Second
 	maxTakeoverInterval = 10 * time.Minute
 )
 
-// waitError is the reason why this plugin must not serve yet.
+// waitError is why this plugin must not serve yet.
 type waitError struct {
 	event   string // reason of the event
 	err     error
@@ -36,17 +35,16 @@ type waitError struct {
 func (e *waitError) Error() string { return e.err.Error() }
 func (e *waitError) Unwrap() error { return e.err }
 
-// refused returns the reason why this plugin must not replace its predecessor.
+// refused returns err as the reason why this plugin must not replace its predecessor.
 func refused(err error) *waitError {
 	return &waitError{event: params.EventReasonHandoverRefused,
 		err: fmt.Errorf("not taking over from the running plugin: %w", err)}
 }
 
-// takeOver makes this plugin the newest, which acts on the node without requests. It waits
-// while another plugin runs and serves devices that this one cannot serve, and while the
-// hook cannot be installed. Meanwhile this plugin does not serve, and is not ready, which
-// stops a rollout. An attempt that fails after the check of the devices may have changed
-// the node; the predecessor repairs that.
+// takeOver makes this plugin the newest, which acts on the node without requests. It waits while another running
+// plugin serves devices that this one cannot serve, and while the hook cannot be installed. Meanwhile, this plugin
+// does not serve and is not ready, which stops a rollout. An attempt that fails after the check of the devices may
+// have changed the node; the predecessor repairs that.
 func (d *Driver) takeOver(ctx context.Context) error {
 	for interval := takeoverInterval; ; {
 		err := d.tryTakeOver(ctx)
@@ -159,7 +157,7 @@ func (d *Driver) publishedDevices(ctx context.Context) ([]resourceapi.Device, er
 	return devices, nil
 }
 
-// publishedSlices returns the ResourceSlices of the node, without those of former generations of its pool.
+// publishedSlices returns the node's ResourceSlices, without slices from former generations of its pool.
 func (d *Driver) publishedSlices(ctx context.Context) (newest []resourceapi.ResourceSlice, err error) {
 	list, err := d.options.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
 		FieldSelector: fields.Set{

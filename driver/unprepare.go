@@ -88,8 +88,7 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 			reserver.UnreserveForClaim(s.Share)
 		}
 	}
-	// The capacity of the claim is free. If its device is missing from the node, the plugin need
-	// not publish it any longer.
+	// The claim's capacity is free. If its device is missing from the node, the plugin no longer needs to publish it.
 	d.requestRefreshLater()
 	d.status.written.Forget(claim.UID)
 	d.failures.forget(shares)
@@ -98,10 +97,9 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 	return nil
 }
 
-// detachAll detaches and releases all shares of a claim, and returns them. It
-// also finds the shares of a claim whose record is lost, by the attachment
-// records. The attachment of an unreadable record ends with its sandbox, or
-// garbage collection removes it.
+// detachAll detaches and releases all shares of a claim, and returns them. If the claim record is lost, it finds the
+// shares in the attachment records. An attachment with an unreadable record ends with its sandbox, or garbage
+// collection removes it.
 func (d *Driver) detachAll(ctx context.Context, claim *record.Claim) (shares []share, failed error) {
 	shares = d.resolveAll(claim.Shares)
 	for _, r := range d.attachmentsOfClaim(ctx, claim.UID) {

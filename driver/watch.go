@@ -31,9 +31,9 @@ func (d *Driver) watch(ctx context.Context, w Watcher) error {
 	return err
 }
 
-// resync periodically repeats what events should have triggered. Restoring compares all shares with
-// the kernel at once, but reading the status of an attachment takes separate requests: so each
-// round reads the status of one in statusRounds claims.
+// resync periodically repeats what events should have triggered. Restoring compares all shares with the kernel in one
+// pass, but reading an attachment's status takes separate requests, so each round reads the status of one in
+// statusRounds claims.
 func (d *Driver) resync(ctx context.Context) {
 	tick := time.NewTicker(resyncInterval)
 	defer tick.Stop()
@@ -56,8 +56,8 @@ func (d *Driver) resync(ctx context.Context) {
 	}
 }
 
-// handle reacts to a change. During a rolling update only the newest plugin
-// does: the two may be configured differently.
+// handle reacts to a change. During a rolling update, only the newest plugin does: the two may be configured
+// differently.
 func (d *Driver) handle(ctx context.Context, c Change) {
 	klog.FromContext(ctx).V(5).Info("Observed a change", "resync", c.Resync, "devicesChanged", c.Devices,
 		"detached", c.Detached != nil, "modified", c.Modified != nil, "unprotected", c.Unprotected != nil)
@@ -88,7 +88,7 @@ func (d *Driver) handle(ctx context.Context, c Change) {
 	}
 }
 
-// protect lets the kind of an attachment block it if the pod has changed it; see Protector.
+// protect lets an attachment's kind block it if the pod has changed it; see Protector.
 func (d *Driver) protect(ctx context.Context, r attach.Record) {
 	p, ok := d.shareOfAttachment(r).attacher.(Protector)
 	if !ok {

@@ -184,8 +184,8 @@ func (k *Kind) device(name string) (*device, error) {
 		"this node has no accelerator %s: was it removed from the node, or from the driver's configuration?", name)
 }
 
-// Configure implements driver.Kind. Its result is the CDI edits, so that a
-// restarting container gets the same edits as before.
+// Configure implements driver.Kind. Its result is the CDI edits: a restarting container gets the same edits as
+// before.
 func (k *Kind) Configure(
 	_ context.Context, _ string, share record.Share, parameters [][]byte,
 ) (json.RawMessage, error) {
@@ -223,8 +223,7 @@ func (k *Kind) Configure(
 	return json.Marshal(edits)
 }
 
-// mergeParameters decodes opaque parameters, and merges them in order: those of the DeviceClass
-// come first, and those of the claim override them.
+// mergeParameters decodes opaque parameters, and merges them in order: the claim's override the DeviceClass's.
 func mergeParameters(parameters [][]byte) (*params.AcceleratorShare, error) {
 	var merged *params.AcceleratorShare
 	for _, raw := range parameters {
@@ -269,8 +268,8 @@ func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) 
 	return edits, nil
 }
 
-// granted returns the grant of a share: the whole capacity of an unshared device, and nothing for
-// admin access, regardless of the allocation.
+// granted returns a share's grant: an unshared device's whole capacity, or nothing for admin access, regardless of
+// the allocation.
 func granted(d *device, share record.Share) map[string]resource.Quantity {
 	switch {
 	case share.AdminAccess:
@@ -323,8 +322,8 @@ func (k *Kind) Conditions(share record.Share) []metav1.Condition {
 	return conditions
 }
 
-// formerNodes returns the nodes in the edits of a share that no longer exist, or belong to another device: the driver
-// of the device was loaded again, or another device was removed, since the claim was prepared.
+// formerNodes returns the device nodes in a share's edits that no longer exist or now belong to another device: since
+// the claim was prepared, the device's driver was reloaded, or another device was removed.
 func (k *Kind) formerNodes(d *device, share record.Share) (former []string) {
 	edits, err := k.Edits(share)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/device/capacity"
 )
 
-// device is an accelerator that an entry of the configuration matches.
+// device is an accelerator that a configuration entry matches.
 type device struct {
 	accel.Device
 	name   string
@@ -37,9 +37,8 @@ type device struct {
 	shared bool
 }
 
-// discover returns the accelerators that the configuration matches, and the reasons why devices
-// cannot be published, both by device name. If several accelerators of the configuration match a
-// device, the first one applies.
+// discover returns the accelerators that the configuration matches, and why devices cannot be published, both by
+// device name. If several configured accelerators match a device, the first one applies.
 func discover(host accel.Host, accelerators []config.Accelerator) (map[string]*device, map[string]error, error) {
 	devices, problems := map[string]*device{}, map[string]error{}
 	taken := map[string]bool{} // by PCI address and device node
@@ -73,7 +72,7 @@ func discover(host accel.Host, accelerators []config.Accelerator) (map[string]*d
 	return devices, problems, nil
 }
 
-// match returns the condition by which an accelerator of the configuration selects devices.
+// match returns the condition that a configured accelerator uses to select devices.
 func match(accelerator config.Accelerator) accel.Match {
 	m := accelerator.Match
 	return accel.Match{Class: m.PCIClass, Vendor: m.Vendor, ID: m.Device, Paths: m.DevicePaths}
@@ -87,8 +86,7 @@ func identities(f accel.Device) []string {
 	return f.Nodes
 }
 
-// deviceName returns a name that does not depend on the order of discovery, as
-// far as possible.
+// deviceName returns a name that, as far as possible, does not depend on the discovery order.
 func deviceName(f accel.Device) string {
 	if f.PCIBusID != "" {
 		return attribute.PCIName(f.PCIBusID)
@@ -98,7 +96,7 @@ func deviceName(f accel.Device) string {
 	) // such as dev-npu0, which differs from the name of any NIC
 }
 
-// problem returns the reason why the device does not work; "" if it does.
+// problem returns why the device does not work, or "" if it does.
 func (d *device) problem() string {
 	if d.absent {
 		return fmt.Sprintf("accelerator %s is missing from the node or from the driver's configuration", d.name)

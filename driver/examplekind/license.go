@@ -1,10 +1,9 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package examplekind is the device kind that docs/dev/device-kinds.md adds step by
-// step: license keys, which are files of the node. The seats of a key are granted to
-// claims, and a container finds the key and the number of its seats in a file. Its test
-// runs the kind in the driver. No program of this project links it.
+// Package examplekind is the device kind that docs/dev/device-kinds.md adds step by step: license keys, which are
+// files on the node. Claims are granted a key's seats, and a container finds the key and its number of seats in a
+// file. The package's test runs the kind in the driver. None of this project's programs link it.
 package examplekind
 
 import (
@@ -31,22 +30,20 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// Name is the name of the kind. That of a kind of this driver is in api/v1alpha1.
+// Name is the name of the kind. This driver's own kinds have theirs in api/v1alpha1.
 const Name = "license"
 
 // capacitySeats is the capacity that claims request.
 const capacitySeats = "seats"
 
-// refreshInterval is the time after which a missing or changed key is noticed. Reading
-// a few small files is cheap.
+// refreshInterval is how long it takes to notice a missing or changed key. Reading a few small files is cheap.
 const refreshInterval = time.Second
 
-// License is the configuration of one device. That of a kind of this driver is in
-// api/config/v1alpha1.
+// License is the configuration of one device. This driver's own kinds have theirs in api/config/v1alpha1.
 type License struct {
 	// Name is the name of the device.
 	Name string
-	// Path is the path of the key, relative to the root of the node's file system.
+	// Path is the path of the key, relative to the root of the node's filesystem.
 	Path string
 	config.Capacities
 }
@@ -72,8 +69,7 @@ var (
 	_ driver.ConditionReporter = (*Kind)(nil)
 )
 
-// New builds the kind. node is the file system of the node. New accesses nothing
-// before the first Refresh.
+// New builds the kind. node is the node's filesystem. New accesses nothing before the first Refresh.
 func New(node fs.FS, licenses []License) *Kind { return &Kind{node: node, licenses: licenses} }
 
 // Name implements driver.Kind.
@@ -154,8 +150,7 @@ func (k *Kind) Configure(
 	}
 	seats := share.Capacity[capacitySeats]
 	edits := containeredits.Merge(config.Edits{}, containeredits.GrantVariables(share.Request, share.Capacity))
-	// The path contains the share because the requests of two claims of a container
-	// may have the same name.
+	// The path contains the share because a container's claims may have requests of the same name.
 	edits.Files = []cdi.File{{
 		ContainerPath: "/var/run/" + params.Group + "/" + share.Name + "/license",
 		Content:       fmt.Sprintf("key=%s\nseats=%s\n", d.key, capacity.Decimal(seats)),
@@ -177,7 +172,7 @@ func (k *Kind) Admit(share record.Share, others []*record.Share) error {
 	return capacity.Admit(d.Name, d.Capacities, share.ShareID == "", share.Capacity, record.CapacitiesOf(others))
 }
 
-// problem returns the reason why the device does not work, or "".
+// problem returns why the device does not work, or "".
 func (d *device) problem() string {
 	if d.absent {
 		return fmt.Sprintf("the key of license %s is missing from the node: %s does not exist", d.Name, d.Path)

@@ -1,11 +1,9 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fabric implements the device kind fabric: a device that spans nodes,
-// such as the accelerator interconnect of a rack or a slice of a torus. The
-// controller publishes a fabric once, for all of its nodes. On each node the
-// plugin prepares environment variables and a file that name the fabric and the
-// share of a container.
+// Package fabric implements the device kind fabric: a device that spans nodes, such as the accelerator interconnect
+// of a rack or a slice of a torus. The controller publishes a fabric once, for all of its nodes. On each node, the
+// plugin prepares environment variables and a file that name the fabric and the container's share.
 package fabric
 
 import (
@@ -119,8 +117,7 @@ func (k *Kind) edits(f *config.Fabric, share record.Share) (cdi.Edits, error) {
 	if err != nil {
 		return cdi.Edits{}, fmt.Errorf("edits of fabric %q: %w", f.Name, err)
 	}
-	// The path contains the share because the requests of two claims of a
-	// container may have the same name.
+	// The path contains the share because a container's claims may have requests of the same name.
 	path := params.ContainerDir + "/" + share.Name + "/membership.json"
 	edits := containeredits.Merge(expanded, containeredits.GrantVariables(share.Request, granted), map[string]string{
 		containeredits.Variable(share.Request, params.EnvironmentFabric):     f.Name,
@@ -146,8 +143,8 @@ func (k *Kind) membership(
 	return m
 }
 
-// Admit implements driver.Kind. It considers the shares on this node only; the
-// scheduler considers those on other nodes.
+// Admit implements driver.Kind. It considers only the shares on this node; the scheduler considers other nodes'
+// shares.
 func (k *Kind) Admit(share record.Share, others []*record.Share) error {
 	f := k.fabric(share.Device)
 	if f == nil {

@@ -20,20 +20,18 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
-// Dir is a directory of lock files, on a file system that a reboot clears. The files
-// are empty.
+// Dir is a directory of lock files, on a filesystem that a reboot clears. The files are empty.
 type Dir string
 
-// buckets is the number of lock files that plugins of earlier releases use for all keys together. They
-// lock the file of a key exclusively; this release takes a shared lock on it, so that only plugins of
-// earlier releases wait.
+// buckets is the number of lock files that plugins of earlier releases use for all keys together. They lock a key's
+// bucket exclusively; this release takes a shared lock on it, so only plugins of earlier releases wait.
 const buckets = 64
 
-// Path returns the path of the directory of the plugins' locks below their run directory.
+// Path returns the path of the plugins' lock directory below their run directory.
 func Path(runDir string) string { return filepath.Join(runDir, "locks") }
 
-// Open opens the directory, and creates it if it does not exist. It creates the files of all
-// buckets, so that the directory does not grow with the keys.
+// Open opens the directory, and creates it if it does not exist. It creates all bucket files, so the directory does
+// not grow with the keys.
 func Open(path string) (Dir, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return "", fmt.Errorf("open the lock directory: %w", err)
@@ -51,7 +49,7 @@ func Open(path string) (Dir, error) {
 }
 
 // Key waits for the lock of a key and returns the function that releases it. It gives up when ctx ends, and returns
-// the cause. A caller must not hold two keys. The file of the key exists only while the lock is held.
+// the cause. A caller must not hold two keys. The key's file exists only while the lock is held.
 func (d Dir) Key(ctx context.Context, key string) (release func(), err error) {
 	releaseBucket, err := d.acquireContext(ctx, bucket(key), unix.LOCK_SH)
 	if err != nil {
@@ -68,18 +66,17 @@ func (d Dir) Key(ctx context.Context, key string) (release func(), err error) {
 	}, nil
 }
 
-// keyPrefix is the prefix of the names of the lock files of keys.
+// keyPrefix is the name prefix of keys' lock files.
 const keyPrefix = "key-"
 
-// keyFile returns the name of the lock file of a key. Keys may contain characters that file names
-// may not.
+// keyFile returns the name of a key's lock file. Keys may contain characters that file names may not.
 func keyFile(key string) string {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(key)) // never fails
 	return fmt.Sprintf("%s%016x", keyPrefix, h.Sum64())
 }
 
-// bucket returns the name of the lock file of a key in earlier releases.
+// bucket returns the name of a key's lock file in earlier releases.
 func bucket(key string) string {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(key)) // never fails
@@ -127,7 +124,7 @@ func (d Dir) acquireContext(ctx context.Context, name string, how int) (release 
 	return nil, fmt.Errorf("wait for the lock %s: %w", name, context.Cause(ctx))
 }
 
-// TryNamed acquires the lock of a name if it is free, and reports whether it was.
+// TryNamed acquires a name's lock if it is free, and reports whether it was.
 func (d Dir) TryNamed(name string) (release func(), ok bool, err error) {
 	release, err = d.acquire(name, unix.LOCK_EX|unix.LOCK_NB, nil)
 	if errors.Is(err, unix.EWOULDBLOCK) {
@@ -136,15 +133,15 @@ func (d Dir) TryNamed(name string) (release func(), ok bool, err error) {
 	return release, err == nil, err
 }
 
-// Remove removes the file of a lock. The caller must hold the lock and no longer need it: waiting
-// callers create another file.
+// Remove removes a lock's file. The caller must hold the lock and no longer need it: waiting callers create another
+// file.
 func (d Dir) Remove(name string) { _ = os.Remove(filepath.Join(string(d), name)) }
 
 // errAbandoned reports that the caller no longer waits for the lock.
 var errAbandoned = errors.New("the caller no longer waits")
 
-// acquire opens and locks the file of a lock. After abandoned was closed, it creates no more files. The function
-// that releases the lock of a key removes its file.
+// acquire opens and locks a lock's file. It does not create files after abandoned was closed. The function that
+// releases a key's lock removes its file.
 func (d Dir) acquire(name string, how int, abandoned <-chan struct{}) (release func(), err error) {
 	for {
 		select {
@@ -168,7 +165,7 @@ func (d Dir) acquire(name string, how int, abandoned <-chan struct{}) (release f
 	}
 }
 
-// isFile reports whether f is still the file of the lock.
+// isFile reports whether f is still the lock's file.
 func (d Dir) isFile(f *os.File, name string) bool {
 	own, err := f.Stat()
 	if err != nil {
@@ -178,7 +175,7 @@ func (d Dir) isFile(f *os.File, name string) bool {
 	return err == nil && os.SameFile(own, current)
 }
 
-// lockFile opens the file of a lock, creates it if it does not exist, and locks it.
+// lockFile opens a lock's file, creates it if it does not exist, and locks it.
 func (d Dir) lockFile(name string, how int) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(string(d), name), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

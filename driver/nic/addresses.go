@@ -25,15 +25,14 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
-// reservation is the payload that Reserve passes to Attach: the properties of the attachment that
-// are known before the link exists, and the routes of the pools.
+// reservation is the payload that Reserve passes to Attach: the attachment properties that are known before the link
+// exists, and the pools' routes.
 type reservation struct {
 	attach.Link
 	Routes []params.Route `json:"routes,omitempty"`
 }
 
-// configurePools replaces unset AddressPools by the default pools of the device's
-// network, and validates them.
+// configurePools replaces unset AddressPools with the default pools of the device's network, and validates them.
 func (k *Kind) configurePools(
 	ctx context.Context, namespace, network string, p *params.NetworkAttachment,
 ) (err error) {
@@ -58,8 +57,8 @@ func (k *Kind) configurePools(
 	return k.addresses.Check(ctx, network, namespace, p.AddressPools)
 }
 
-// Reserve implements driver.Reserver: it assigns an address of each pool of a share, and the
-// static addresses that are reserved in a pool.
+// Reserve implements driver.Reserver: it assigns an address from each of a share's pools, and the static addresses
+// that are reserved in a pool.
 func (k *Kind) Reserve(
 	ctx context.Context, share record.Share, r attach.Request, sandbox driver.Sandbox,
 	records driver.Records, write func(driver.Attached) error,
@@ -124,8 +123,8 @@ func payloadOf(unassigned attach.Link, assigned ipam.Assignment) (attach.Link, j
 	return link, payload, err
 }
 
-// assignUnused assigns the addresses of a request, and assigns others as long as other hosts on the
-// network have some of them. refused returns the assigned addresses that other hosts have.
+// assignUnused assigns a request's addresses, and replaces them as long as other hosts on the network have any of
+// them. refused returns the assigned addresses that other hosts have.
 func (k *Kind) assignUnused(
 	ctx context.Context, request ipam.Request, used func() (ipam.Used, error),
 	assign func(ipam.Assignment) error, refused func() (addressOwners, error),
@@ -152,7 +151,7 @@ func (k *Kind) assignUnused(
 	}
 }
 
-// needsReservation reports whether a link gets an address of a pool.
+// needsReservation reports whether a link gets an address from a pool.
 func (k *Kind) needsReservation(
 	ctx context.Context, d *device, p params.NetworkAttachment, static []netip.Prefix,
 ) (bool, error) {
@@ -167,8 +166,8 @@ func (k *Kind) needsReservation(
 	return k.addresses.HasPool(ctx, d.network.Name, addrsOf(static))
 }
 
-// refusedAddresses returns the other hosts that have an address reserved for a link, if the network
-// has duplicateAddressDetection Refuse. Attach checks the static addresses.
+// refusedAddresses returns the other hosts with an address that is reserved for a link, if the network has
+// duplicateAddressDetection Refuse. Attach checks the static addresses.
 func (k *Kind) refusedAddresses(
 	ctx context.Context, d *device, link attach.Link, static []netip.Prefix,
 ) (addressOwners, error) {
@@ -193,8 +192,7 @@ func addrsOf(prefixes []netip.Prefix) (addresses []netip.Addr) {
 	return addresses
 }
 
-// reservationNamespace returns the identity of the pod's namespace, which the attachment record
-// contains.
+// reservationNamespace returns the identity of the pod's namespace for the attachment record.
 func (k *Kind) reservationNamespace(sandbox driver.Sandbox) (reserved driver.Attached, err error) {
 	conn, err := connect(sandbox.Netlink)
 	if err != nil {
@@ -212,8 +210,8 @@ func (k *Kind) reservationNamespace(sandbox driver.Sandbox) (reserved driver.Att
 	return reserved, err
 }
 
-// ReserveForClaim implements driver.Reserver: it acquires the addresses of pools that the claim names, and
-// those that its pod keeps.
+// ReserveForClaim implements driver.Reserver: it acquires the pool addresses that the claim names, and those that its
+// pod keeps.
 func (k *Kind) ReserveForClaim(
 	ctx context.Context, share record.Share, claim driver.ReservingClaim, records driver.Records,
 ) error {
@@ -285,8 +283,8 @@ func ownerOf(claimUID, share string, cookie uint64, pod attach.Pod) ipam.Owner {
 	return ipam.Owner{Claim: claimUID, Share: share, Namespace: cookie, Pod: pod.Namespace + "/" + pod.Name}
 }
 
-// usedIn returns a function for the Allocator that reads the records: the addresses of pools that they
-// contain, and the records that cannot be read.
+// usedIn returns a function that reads, for the Allocator, the pool addresses in the records, and which records
+// cannot be read.
 func (k *Kind) usedIn(records driver.Records) func() (ipam.Used, error) {
 	return func() (used ipam.Used, err error) {
 		all, err := records.List()
@@ -320,9 +318,8 @@ func (k *Kind) usedIn(records driver.Records) func() (ipam.Used, error) {
 	}
 }
 
-// claimedIn returns the addresses that claims name, on the networks of their devices. The network is unknown, and
-// empty, if the NIC has been missing since before the plugin started, or is no longer configured. The NIC may
-// come back.
+// claimedIn returns the addresses that claims name, on their devices' networks. The network is unknown, and empty, if
+// the NIC has been missing since before the plugin started, or is no longer configured. The NIC may come back.
 func (k *Kind) claimedIn(claims []*record.Claim) map[ipam.Address]bool {
 	claimed := map[ipam.Address]bool{}
 	for _, c := range claims {
@@ -344,7 +341,7 @@ func (k *Kind) claimedIn(claims []*record.Claim) map[ipam.Address]bool {
 	return claimed
 }
 
-// addressesOf returns the addresses that the link has from pools.
+// addressesOf returns the link's addresses from pools.
 func addressesOf(link attach.Link) (addresses []ipam.Address) {
 	for _, text := range link.Addresses {
 		if p, err := netip.ParsePrefix(text); err == nil {
@@ -365,9 +362,9 @@ func routesOf(assigned []ipam.Route) (routes []params.Route) {
 	return routes
 }
 
-// addReserved adds the reserved addresses and the routes of their pools to the link, except routes
-// to destinations for which the claim has its own route. All links of a pod on the same network have the routes
-// of its pools, so each is added if the pod does not have it.
+// addReserved adds the reserved addresses and their pools' routes to the link, except where the claim has its own
+// route to the destination. All of a pod's links on the same network have the routes of its pools, so each route is
+// added if the pod does not have it.
 func addReserved(spec *netdev.LinkSpec, raw json.RawMessage) (link attach.Link, err error) {
 	if raw == nil {
 		return link, nil

@@ -33,8 +33,7 @@ func (k *Kind) Attaches(share record.Share) bool {
 	return err == nil && p.AdminLink
 }
 
-// ValidateConsumers implements driver.Attacher: an address can be in use by one
-// pod only.
+// ValidateConsumers implements driver.Attacher: only one pod can use an address.
 func (k *Kind) ValidateConsumers(share record.Share, others []string) error {
 	p, err := parametersOf(share)
 	if err != nil || len(p.Addresses) == 0 || len(others) == 0 {
@@ -168,14 +167,14 @@ func (k *Kind) planLink(ctx context.Context, attempt attachAttempt) (planned pla
 	return planned, err
 }
 
-// sysctlsOf returns the kernel parameters that the hook sets for the link of a share: netlink
-// cannot set most of them, and the plugin does not enter namespaces.
+// sysctlsOf returns the kernel parameters that the hook sets for a share's link: netlink cannot set most of them, and
+// the plugin does not enter namespaces.
 func sysctlsOf(share record.Share) (map[string]string, error) {
 	p, err := parametersOf(share)
 	return p.Sysctls, err
 }
 
-// macOf returns the MAC address of the link for a share in a pod.
+// macOf returns the MAC address of a share's link in a pod.
 func macOf(share record.Share, r attach.Request, cookie uint64) net.HardwareAddr {
 	return netdev.MAC(r.ClaimUID, share.Device, string(share.ShareID), r.Pod.UID, cookie)
 }
@@ -183,7 +182,7 @@ func macOf(share record.Share, r attach.Request, cookie uint64) net.HardwareAddr
 // maxAlias is the kernel's limit for aliases of links (IFALIASZ), in bytes.
 const maxAlias = 255
 
-// alias returns the alias of a link, which names its pod and share for administrators.
+// alias returns a link's alias, which names its pod and share for administrators.
 func alias(pod attach.Pod, share record.Share) string {
 	text := fmt.Sprintf("dra-shared %s/%s %s", pod.Namespace, pod.Name, share.Name)
 	return text[:min(len(text), maxAlias)]
@@ -199,8 +198,7 @@ func connect(socket *os.File) (*rtnl.Conn, error) {
 	return rtnl.New(os.NewFile(uintptr(fd), "pod-rtnetlink"))
 }
 
-// linkOf converts an attachment of package netdev to the payload of its record, with the addresses
-// and DNS servers of its pools.
+// linkOf converts a netdev attachment to the payload of its record, with its pools' addresses and DNS servers.
 func linkOf(a netdev.Attachment, reserved attach.Link) attach.Link {
 	link := attach.Link{
 		Parent: a.Parent, Index: a.Index, Name: a.Name, MAC: a.MAC.String(), MTU: a.MTU,
@@ -251,7 +249,7 @@ func (k *Kind) attachment(r attach.Record) (a netdev.Attachment, err error) {
 	return a, nil
 }
 
-// modeOf returns the mode of a link in the kernel.
+// modeOf returns a link's mode in the kernel.
 func modeOf(link attach.Link) netdev.Mode {
 	switch {
 	case !link.Identity:
@@ -265,8 +263,7 @@ func modeOf(link attach.Link) netdev.Mode {
 	}
 }
 
-// Restore implements driver.Attacher: it restores the classes of a link that
-// exists. It never replaces a link.
+// Restore implements driver.Attacher: it restores an existing link's classes. It never replaces a link.
 func (k *Kind) Restore(_ context.Context, share record.Share, r attach.Record) (exists bool, err error) {
 	a, err := k.attachment(r)
 	if err != nil {
@@ -293,8 +290,8 @@ func (k *Kind) Altered(_ context.Context, attachments []driver.Attachment) (alte
 	return altered, nil
 }
 
-// isIntact reports whether the namespace of an attachment exists, its link is not
-// blocked, and the kernel enforces the rates of its share.
+// isIntact reports whether an attachment's namespace exists, its link is not blocked, and the kernel enforces its
+// share's rates.
 func (k *Kind) isIntact(snapshot *netdev.Snapshot, of driver.Attachment) (bool, error) {
 	a, err := k.attachment(of.Record)
 	if err != nil {
@@ -317,9 +314,9 @@ func (k *Kind) isIntact(snapshot *netdev.Snapshot, of driver.Attachment) (bool, 
 	return err == nil && areRates(send, receive, want), err
 }
 
-// wantedRates returns the rates that the kernel must enforce for a share. known is false if the
-// kernel's state must not change: if the rates are unknown, because the NIC is no longer configured
-// or the claim record is lost. For admin access, which has no class, they are zero.
+// wantedRates returns the rates that the kernel must enforce for a share; zero for admin access, which has no class.
+// known is false if the kernel's state must not change because the rates are unknown: the NIC is no longer
+// configured, or the claim record is lost.
 func (k *Kind) wantedRates(share record.Share) (rates shape.Rates, known bool, err error) {
 	d, err := k.device(share.Device)
 	if err != nil || !d.isShared() || len(share.Parameters) == 0 {
@@ -350,8 +347,8 @@ func areRates(send, receive *shape.Rates, want shape.Rates) bool {
 	return send != nil && receive != nil && sameRates(*send, want) && sameRates(*receive, want)
 }
 
-// Protect implements driver.Protector: it blocks a link whose pod changed it so that it could
-// receive other pods' frames.
+// Protect implements driver.Protector: it blocks a link if its pod changed it in a way that could let it receive
+// other pods' frames.
 func (k *Kind) Protect(r attach.Record) error {
 	a, err := k.attachment(r)
 	if err != nil {
@@ -376,8 +373,8 @@ func (k *Kind) Detach(ctx context.Context, r attach.Record) error {
 	return nil
 }
 
-// Release implements driver.Attacher: it removes the class that all links of the
-// share use. The class of a missing NIC no longer exists.
+// Release implements driver.Attacher: it removes the class that all of the share's links use. A missing NIC's class
+// no longer exists.
 func (k *Kind) Release(_ context.Context, share record.Share) error {
 	d, err := k.device(share.Device)
 	if err != nil || d.absent || share.Number == 0 {

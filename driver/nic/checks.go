@@ -16,14 +16,14 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 )
 
-// check is the result of a trial on the node's kernel, by the name that users see.
+// check is the result of a trial on the node's kernel, under the name that users see.
 type check struct {
 	name   string
 	passed bool
 }
 
-// attributesOfChecks maps the names of checks to the attributes of NICs that report their results.
-// AttributeSenderKey reports the results of the checks of keys.
+// attributesOfChecks maps the names of checks to the attributes of NICs that report their results. AttributeSenderKey
+// reports the results of the key checks.
 var attributesOfChecks = map[string]resourceapi.QualifiedName{
 	params.KernelCheckForwardedByRoute: params.AttributeForwardedByRoute,
 	params.KernelCheckARPSender:        params.AttributeARPSender,
@@ -31,9 +31,8 @@ var attributesOfChecks = map[string]resourceapi.QualifiedName{
 	params.KernelCheckTCX:              params.AttributeTCX,
 }
 
-// checks converts the results of trials to checks: one for each key, which reports whether the key
-// works on this node, and further ones for the key in use, such as whether it also recognizes
-// forwarded frames and works with TCX.
+// checks converts the results of trials to checks: one for each key, which reports whether the key works on this
+// node, and others for the key in use, such as whether it also recognizes forwarded frames and works with TCX.
 func checks(results []trial.Result, key classify.Key) (checks []check) {
 	for _, r := range results {
 		checks = append(checks, check{string(r.Key), r.Err == nil})

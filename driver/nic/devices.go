@@ -24,8 +24,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// carrierStableTime is the time for which a NIC must have had its carrier without
-// interruption until the NIC counts as up again: a NIC whose carrier flaps stays tainted.
+// carrierStableTime is how long a NIC must have had its carrier without interruption until it counts as up again: a
+// NIC with a flapping carrier stays tainted.
 const carrierStableTime = 5 * time.Second
 
 // device is a shared NIC of a network.
@@ -43,28 +43,25 @@ type device struct {
 	// forwarded is the part of line for frames that the node forwards, in bits per
 	// second; 0 if they have no class.
 	forwarded uint64
-	// senderKey is the key by which the kernel identifies senders; "" without
-	// enforcement.
+	// senderKey is the key that the kernel uses to identify senders; "" without enforcement.
 	senderKey classify.Key
 	// checks are the results of the trials on the node's kernel; nil without enforcement.
 	checks []check
 	// queue is the kind of queues of shares; "" without enforcement.
 	queue shape.Queue
-	// shaping is the way in which shares are limited; "" without enforcement.
+	// shaping is how shares are limited; "" without enforcement.
 	shaping string
-	// singleQueue is the reason why a NIC of a network with shaping MultiQueue has one queue; "" if it
-	// has several.
+	// singleQueue is why a NIC on a network with shaping MultiQueue has one queue; "" if it has several.
 	singleQueue string
 	// absent reports whether the NIC is missing, or cannot be shared (see unusable), while claims hold shares
 	// of it.
 	absent bool
-	// unusable is the reason why a NIC that is present and configured counts as
-	// absent: it cannot be shared. nil if it is missing.
+	// unusable is why a present and configured NIC cannot be shared, and so counts as absent; nil if it is missing.
 	unusable error
 	// down reports whether the NIC has no carrier, or has had it for less than
 	// carrierStableTime.
 	down bool
-	// upSince is the time at which the NIC regained its carrier, while down is set.
+	// upSince is when the NIC regained its carrier, while down is set.
 	upSince time.Time
 	// missed describes the frames that do not reach the classifier; "" if all do.
 	missed string
@@ -92,8 +89,8 @@ func (d *device) guaranteesDiffer(old *device) bool {
 	return d.guaranteed(grant) != old.guaranteed(grant)
 }
 
-// debounceCarrier sets down and upSince from the carrier of the NIC and from its state at the last
-// Refresh. It returns the time after which Refresh must check again; 0 means never.
+// debounceCarrier sets down and upSince from the NIC's carrier and its state at the last Refresh. It returns the time
+// until Refresh must check again; 0 means never.
 func (d *device) debounceCarrier(old *device, now time.Time) (requeueAfter time.Duration) {
 	switch {
 	case !d.nic.Up || !d.nic.Carrier:
@@ -107,7 +104,7 @@ func (d *device) debounceCarrier(old *device, now time.Time) (requeueAfter time.
 	return requeueAfter
 }
 
-// unhealthyReason returns the reason why the device does not work; "" if it does.
+// unhealthyReason returns why the device does not work, or "" if it does.
 func (d *device) unhealthyReason() (reason, message string) {
 	switch {
 	case errors.Is(d.unusable, shape.ErrForeignQdisc):
@@ -129,7 +126,7 @@ func (d *device) unhealthyReason() (reason, message string) {
 	}
 }
 
-// absentError returns the error of a request for an absent device.
+// absentError returns the error for a request for an absent device.
 func (d *device) absentError() error {
 	if d.unusable != nil {
 		return fmt.Errorf("NIC %s cannot be shared: %w", d.name, d.unusable)
@@ -163,10 +160,10 @@ func plan(nics []netdev.NIC, c *config.DriverConfig) (devices []*device, problem
 	return devices, problems
 }
 
-// nameUniquely makes the names of devices differ: it adds a hash of the interface name to a name that several have.
-// A device keeps its name when another one appears or disappears, because claims refer to
-// it: the device with the lowest interface index, which is the oldest, keeps the name without
-// a hash, and devices that are known by a name with a hash keep that name.
+// nameUniquely makes the names of devices differ: it adds a hash of the interface name to a name that several devices
+// have. A device keeps its name when another one appears or disappears, because claims refer to it: the device with
+// the lowest interface index, which is the oldest, keeps the name without a hash, and devices already known by a name
+// with a hash keep that name.
 func nameUniquely(devices []*device, isKnown func(name string) bool) {
 	taken := map[string]bool{}
 	byAge := slices.SortedFunc(slices.Values(devices), func(a, b *device) int { return a.nic.Index - b.nic.Index })
@@ -192,7 +189,7 @@ const (
 	shapingHTBMQ = "htb-mq"
 )
 
-// setShaping sets shaping and singleQueue according to the queues of the NIC.
+// setShaping sets shaping and singleQueue from the NIC's queues.
 func (d *device) setShaping(trees shape.Trees, oneTree error) {
 	d.shaping, d.singleQueue = shapingHTBMQ, ""
 	if trees == shape.OneTree {
@@ -245,9 +242,8 @@ func newDevice(n netdev.NIC, s stack, network *config.Network) (*device, error) 
 	return d, nil
 }
 
-// part returns a configured part of the line rate, or a percentage if it is not
-// configured, in bits per second. If the link is slower than configured, the part
-// is smaller in the same proportion.
+// part returns a configured part of the line rate, or a percentage if it is not configured, in bits per second. If
+// the link is slower than configured, the part shrinks proportionally.
 func (d *device) part(configured *resource.Quantity, percent uint64) uint64 {
 	if configured == nil {
 		return d.line * percent / 100
@@ -259,8 +255,8 @@ func (d *device) part(configured *resource.Quantity, percent uint64) uint64 {
 	return part
 }
 
-// deviceName returns a name that does not depend on the order of discovery, on
-// other NICs, and, except for virtual NICs, on the name of the interface.
+// deviceName returns a name that does not depend on the discovery order, other NICs, or, except for virtual NICs, the
+// interface name.
 func deviceName(n netdev.NIC) string {
 	switch {
 	case n.Bus == "pci" && n.Port != "":
@@ -330,10 +326,9 @@ func (d *device) addAttributes(attributes attribute.Map) {
 	attributes[params.AttributeSpeedMbps] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.line / 1e6))}
 }
 
-// bandwidthPolicy derives the request policy for a NIC that has value bits per second to grant. The
-// API server requires min <= default <= value, a default on a step, and room for one step
-// (KEP-5075). On a slow link the function lowers the configured numbers accordingly, because the
-// API server would otherwise refuse the whole slice.
+// bandwidthPolicy derives the request policy for a NIC that has value bits per second to grant. The API server
+// requires min <= default <= value, a default on a step, and room for one step (KEP-5075). On a slow link, it lowers
+// the configured numbers accordingly; otherwise the API server would refuse the whole slice.
 func bandwidthPolicy(value uint64, p config.Policy) *resourceapi.CapacityRequestPolicy {
 	low := min(uint64(p.Min.Value()), value)
 	step := uint64(p.Step.Value())

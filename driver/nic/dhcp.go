@@ -29,16 +29,14 @@ import (
 const (
 	// acquireTimeout limits how long a pod waits for its first lease.
 	acquireTimeout = 10 * time.Second
-	// exchangeTimeout limits later exchanges. While one runs, its socket keeps the namespace of the
-	// pod alive.
+	// exchangeTimeout limits later exchanges. While one runs, its socket keeps the pod's namespace alive.
 	exchangeTimeout = 3 * time.Second
-	// maxDeclined is how many addresses a link declines, because another host has them, before the
-	// attempt fails.
+	// maxDeclined is how many addresses a link declines because another host has them before the attempt fails.
 	maxDeclined = 3
 )
 
-// configureDHCP sets p.DHCP to the families of the network if the claim sets no addresses, and
-// returns an error if the kind cannot renew leases.
+// configureDHCP sets p.DHCP to the network's families if the claim does not set addresses, and returns an error if
+// the kind cannot renew leases.
 func (k *Kind) configureDHCP(
 	ctx context.Context, namespace string, network *config.Network, p *params.NetworkAttachment,
 ) error {
@@ -65,7 +63,7 @@ func (k *Kind) configureDHCP(
 	if ptr.Deref(p.KeepAddresses, false) {
 		return errors.New("keepAddresses: Forbidden: true: the pod leases its address: remove keepAddresses")
 	}
-	p.AddressPools = []string{} // not those of the network
+	p.AddressPools = []string{} // not the network's
 	return nil
 }
 
@@ -81,15 +79,15 @@ func splitRoutes(routes []netdev.Route) (leased, others []netdev.Route) {
 	return leased, others
 }
 
-// clientOf returns the DHCP client that the record of a link identifies.
+// clientOf returns the DHCP client that a link's record identifies.
 func clientOf(link attach.Link) (c dhcp.Client, err error) {
 	c = dhcp.Client{ID: link.DHCP.ClientID, Hostname: link.DHCP.Hostname}
 	c.MAC, err = net.ParseMAC(link.MAC)
 	return c, err
 }
 
-// firstLease leases an address for a new link, adds it to the link in the pod, and sets the lease
-// in link. routes are the IPv4 routes of the claim.
+// firstLease leases an address for a new link, adds it to the link in the pod, and sets the lease in link. routes are
+// the claim's IPv4 routes.
 func (k *Kind) firstLease(
 	ctx context.Context, attempt attachAttempt, a netdev.Attachment, routes []netdev.Route, link *attach.Link,
 ) error {
@@ -175,8 +173,8 @@ func (k *Kind) checkLease(
 	return addressInUseError{fmt.Errorf("another host has it: %s", found)}
 }
 
-// refusePooled returns an addressInUseError if an AddressPool of the network has a leased address: it may belong to a
-// pod on any node.
+// refusePooled returns an addressInUseError if one of the network's AddressPools has a leased address: it may belong
+// to a pod on any node.
 func (k *Kind) refusePooled(ctx context.Context, network string, address netip.Addr) error {
 	if k.addresses == nil {
 		return nil
@@ -197,8 +195,8 @@ func (k *Kind) decline(client dhcp.Client, link attach.Link, packet *os.File, le
 	return k.failpoints.Do("decline address", func() error { return client.Decline(conn, lease) })
 }
 
-// refuseLease refuses an address outside the subnets that the network allows: a server that does
-// not belong to the network may have leased it.
+// refuseLease refuses an address outside the subnets that the network allows: a server that does not belong to the
+// network may have leased it.
 func refuseLease(network *config.Network, lease dhcp.Lease) error {
 	allowed := network.Allowed(0)
 	if len(allowed.Subnets) == 0 || allowed.Contains(lease.Address) {
@@ -243,8 +241,8 @@ func (k *Kind) giveBack(ctx context.Context, link attach.Link, lease dhcp.Lease)
 	k.returnLease(ctx, link)
 }
 
-// returnLease returns the lease of a link that no longer exists to the server. If that fails, the
-// server keeps the address until the lease expires.
+// returnLease returns a deleted link's lease to the server. If that fails, the server keeps the address until the
+// lease expires.
 func (k *Kind) returnLease(ctx context.Context, link attach.Link) {
 	if link.DHCP == nil || link.DHCP.Address == "" {
 		return
@@ -262,7 +260,7 @@ func (k *Kind) returnLease(ctx context.Context, link attach.Link) {
 	klog.FromContext(ctx).V(2).Info("Released leased address", "address", link.DHCP.Address, "server", link.DHCP.Server)
 }
 
-// newLease returns the lease in the record of a link that has no address yet.
+// newLease returns the lease to record for a link that does not have an address yet.
 func newLease(share record.Share, r attach.Request) *attach.Lease {
 	return &attach.Lease{
 		ClientID: dhcp.ID(r.Pod.UID, r.ClaimUID, share.Name), Hostname: hostname(r.Pod.Name),
@@ -284,7 +282,7 @@ func hostname(pod string) string {
 	return pod[:end]
 }
 
-// setLease records a lease, or no lease if its address is invalid.
+// setLease records a lease, or removes it if its address is invalid.
 func setLease(link *attach.Link, lease dhcp.Lease) {
 	old := *link.DHCP
 	isLeased := func(text string) bool { return text == addrOf(old.Address) }
@@ -331,7 +329,7 @@ func millis(d time.Duration) int64 {
 	return d.Milliseconds()
 }
 
-// leaseOf returns the recorded lease of a link; its address is invalid if there is none.
+// leaseOf returns a link's recorded lease; its address is invalid if there is none.
 func leaseOf(link attach.Link) (lease dhcp.Lease) {
 	recorded := link.DHCP
 	lease.Address, _ = netip.ParsePrefix(recorded.Address)
@@ -361,7 +359,7 @@ func leaseOf(link attach.Link) (lease dhcp.Lease) {
 	return lease
 }
 
-// stateOf returns the state of the recorded lease of a link.
+// stateOf returns the state of a link's recorded lease.
 func stateOf(link attach.Link, now time.Duration) dhcp.State {
 	lease := leaseOf(link)
 	if !lease.Address.IsValid() {
@@ -370,7 +368,7 @@ func stateOf(link attach.Link, now time.Duration) dhcp.State {
 	return lease.State(now)
 }
 
-// leaseWarnings returns the warning that the plugin cannot renew leases, as one before it could.
+// leaseWarnings returns a warning if links have leases that this plugin cannot renew, as an earlier one could.
 func (k *Kind) leaseWarnings() []driver.Warning {
 	states := k.leases.Load()
 	if k.openSockets != nil || states == nil || len(*states) == 0 {
@@ -385,8 +383,8 @@ func (k *Kind) leaseWarnings() []driver.Warning {
 	}}
 }
 
-// withLease changes the state of a working link to not ready if the link must have a leased address
-// and has none. failure is the reason why the last attempt to lease one failed, or "" if there was none.
+// withLease makes the state of a working link not ready if the link must have a leased address and does not. failure
+// is why the last attempt to lease one failed, or "".
 func withLease(state driver.State, link attach.Link, d *device, failure string) driver.State {
 	if !state.Ready || link.DHCP == nil || link.DHCP.Address != "" || d.network == nil {
 		return state

@@ -33,11 +33,10 @@ const (
 	// reportBatch is the number of addresses that the plugin probes at a time in the background:
 	// after a restart there may be thousands.
 	reportBatch = 64
-	// recheckInterval is the time after which the plugin again probes an address that another host
-	// has.
+	// recheckInterval is how often the plugin probes an address that another host has.
 	recheckInterval = 30 * time.Second
-	// conflictInterval is the interval at which the plugin asks the classifier for hosts that have
-	// used an address of a link. If there are none, that takes one system call.
+	// conflictInterval is how often the plugin asks the classifier for hosts that have used a link's address. If there
+	// are none, that takes one system call.
 	conflictInterval = 5 * time.Second
 )
 
@@ -65,8 +64,7 @@ type linkID struct {
 
 func idOf(link attach.Link) linkID { return linkID{link.Parent, link.MAC} }
 
-// duplicates holds the links whose addresses must be probed, and the other hosts that were found to
-// have an address of a link.
+// duplicates holds the links with addresses to probe, and the other hosts that were found to have a link's address.
 type duplicates struct {
 	wake    chan struct{} // has an element if pending has grown
 	changed chan struct{} // has an element if altered has grown
@@ -75,16 +73,16 @@ type duplicates struct {
 	pending map[linkID]pendingLink
 	asking  map[linkID]bool // taken from pending; record has not been called yet
 	found   map[linkID]addressOwners
-	// altered are the links whose entry in found has changed since takeAltered.
+	// altered are the links with entries in found that have changed since takeAltered.
 	altered map[linkID]bool
 }
 
-// pendingLink is a link whose addresses the plugin has to probe.
+// pendingLink is a link with addresses to probe.
 type pendingLink struct {
 	device string
 	link   attach.Link
-	// waits reports whether another host had an address at the last attempt, or whether the
-	// attempt failed, so that the next one waits for recheckInterval.
+	// waits reports whether the next attempt waits for recheckInterval, because the last one failed or found that
+	// another host has an address.
 	waits bool
 }
 
@@ -96,7 +94,7 @@ func newDuplicates() *duplicates {
 	}
 }
 
-// add adds a link to those whose addresses detectDuplicates probes.
+// add makes detectDuplicates probe a link's addresses.
 func (d *duplicates) add(device string, link attach.Link) {
 	if len(link.Sources) == 0 {
 		return
@@ -137,14 +135,14 @@ func (d *duplicates) forget(parent int, mac string) {
 	delete(d.found, linkID{parent, mac})
 }
 
-// ownersOf returns the hosts that have an address of a link.
+// ownersOf returns the other hosts that have a link's addresses.
 func (d *duplicates) ownersOf(parent int, mac string) addressOwners {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.found[linkID{parent, mac}]
 }
 
-// takeAltered returns the links whose result has changed since the last call.
+// takeAltered returns the links with results that have changed since the last call.
 func (d *duplicates) takeAltered() map[linkID]bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -192,7 +190,7 @@ func (d *duplicates) next() (device string, links []attach.Link) {
 	return device, links
 }
 
-// retry makes detectDuplicates probe the addresses of links again, after recheckInterval.
+// retry makes detectDuplicates probe the links' addresses again after recheckInterval.
 func (d *duplicates) retry(device string, links []attach.Link) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -236,7 +234,7 @@ func (d *duplicates) record(device string, links []attach.Link, found addressOwn
 	return isNew
 }
 
-// targets returns the addresses of a link to probe.
+// targets returns a link's addresses to probe.
 func targets(link attach.Link) (targets []dad.Target) {
 	mac, err := net.ParseMAC(link.MAC)
 	if err != nil {
@@ -250,8 +248,8 @@ func targets(link attach.Link) (targets []dad.Target) {
 	return targets
 }
 
-// detectDuplicates probes the addresses of links in the background, until ctx ends. It begins with
-// those in the records, because another host may have taken one while no plugin ran.
+// detectDuplicates probes the addresses of links in the background, until ctx ends. It begins with the recorded
+// links, because another host may have taken an address while no plugin ran.
 func (k *Kind) detectDuplicates(ctx context.Context, records func() ([]attach.Record, error)) {
 	all, err := records()
 	if err != nil {
@@ -312,7 +310,7 @@ func (k *Kind) addConflicting(ctx context.Context, records func() ([]attach.Reco
 	k.duplicates.addConflicting(all, conflicts)
 }
 
-// detectIn probes the addresses of links of one NIC.
+// detectIn probes the addresses of one NIC's links.
 func (k *Kind) detectIn(ctx context.Context, name string, links []attach.Link) error {
 	d, err := k.device(name)
 	if err != nil || d.absent {
@@ -351,8 +349,8 @@ func (k *Kind) avoid(network string, found addressOwners) {
 	}
 }
 
-// refuseDuplicates returns the other hosts that have one of the addresses that a link is about to
-// get, if the network has duplicateAddressDetection Refuse.
+// refuseDuplicates returns the other hosts that have an address that a link is about to get, if the network has
+// duplicateAddressDetection Refuse.
 func (d *device) refuseDuplicates(
 	ctx context.Context, mac net.HardwareAddr, addresses []netip.Prefix,
 ) (addressOwners, error) {

@@ -20,13 +20,13 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver"
 )
 
-// inspectInterval is the mean interval at which the plugin looks for links that pods hide. The kernel
-// sends no event for them, so this bounds how long a pod can receive other pods' frames before it is
-// detected. The intervals are random: a pod could otherwise show its link between two inspections only.
+// inspectInterval is the mean interval between searches for links that pods hide. The kernel does not send events for
+// them, so this bounds how long a pod can receive other pods' frames undetected. The intervals are random: otherwise
+// a pod could hide its link from each inspection.
 const inspectInterval = 500 * time.Millisecond
 
-// hiddenLinks holds the results of looking for hidden links: links on NICs in network namespaces
-// that pods have created and that the node does not see.
+// hiddenLinks holds the results of looking for hidden links: links on NICs in network namespaces that pods created
+// and the node does not see.
 type hiddenLinks struct {
 	changed chan struct{} // has an element if warnings have begun or ended
 
@@ -59,7 +59,7 @@ func (k *Kind) inspectRegularly(ctx context.Context) {
 	}
 }
 
-// inspect looks for links that pods hide on NICs whose frames are checked.
+// inspect looks for links that pods hide on NICs with checked frames.
 func (k *Kind) inspect(ctx context.Context) {
 	h, present := k.hidden, map[string]bool{}
 	for _, d := range k.sharedDevices() {
@@ -98,8 +98,8 @@ func describeAddresses(addresses []net.HardwareAddr) string {
 	return fmt.Sprintf("%s and %d more", fmt.Sprint(addresses[:maxNamedAddresses]), more)
 }
 
-// recordFailure records the error of an inspection, and reports whether it differs from the error of the
-// last one, so that a lasting error is logged once.
+// recordFailure records the error of an inspection, and reports whether it is new, so that a lasting error is logged
+// once.
 func (h *hiddenLinks) recordFailure(nic string, err error) (isNew bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -135,14 +135,14 @@ func (h *hiddenLinks) update(nic, addresses string, guarded bool) (isNew bool) {
 	return addresses != ""
 }
 
-// keep removes the results of all NICs except the current ones, whose frames are checked.
+// keep removes the results of all NICs except present ones, which have their frames checked.
 func (h *hiddenLinks) keep(present map[string]bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	maps.DeleteFunc(h.nics, func(nic string, _ nicInspection) bool { return !present[nic] })
 }
 
-// isGuarded reports whether the senders of frames are hidden from the pods of a NIC.
+// isGuarded reports whether the senders of frames are hidden from a NIC's pods.
 func (h *hiddenLinks) isGuarded(nic string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

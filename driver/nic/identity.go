@@ -20,13 +20,12 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 )
 
-// identities are the values of Network.Identity as the classifier has them.
+// identities maps values of Network.Identity to the classifier's.
 var identities = map[config.Identity]classify.Identity{
 	config.IdentityEnforce: classify.IdentityEnforce, config.IdentityAudit: classify.IdentityAudit,
 }
 
-// identityPolicy returns the rules of a network for the frames of shares. The
-// configuration is valid.
+// identityPolicy returns a network's rules for the frames of shares. The configuration is valid.
 func identityPolicy(n *config.Network) classify.Policy {
 	policy := classify.Policy{
 		Identity: identities[n.Identity], Forwarding: n.Allow.Forwarding, Autoconf: n.Allow.RouterAdvertisements,
@@ -53,8 +52,8 @@ func identityPolicy(n *config.Network) classify.Policy {
 	return policy
 }
 
-// holdGateways keeps links without recorded addresses from using the addresses of gateways: those of the
-// claims on a NIC, which claimed lists by device, and those of the pools of its network.
+// holdGateways keeps links without recorded addresses from using gateways' addresses. The gateways are from the
+// claims on a NIC, which claimed lists by device, and from its network's pools.
 func (k *Kind) holdGateways(ctx context.Context, devices map[string]*device, claimed map[string][]netip.Addr) {
 	for name, d := range devices {
 		if !d.isShared() {
@@ -94,8 +93,7 @@ func gatewaysOf(shares []record.Share) map[string][]netip.Addr {
 	return gateways
 }
 
-// multicast returns the rate of multicast frames that arrive, in bits per second; 0
-// means the default.
+// multicast returns the rate for arriving multicast frames, in bits per second; 0 means the default.
 func (d *device) multicast() uint64 {
 	if d.network.Multicast == nil {
 		return 0

@@ -17,18 +17,17 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
-// lostAddresses holds the addresses of pools that links use and the node has lost. Links with such
-// an address are blocked, because another node may have assigned it.
+// lostAddresses holds the pool addresses that links use and the node has lost. Links with such an address are
+// blocked, because another node may have assigned it.
 type lostAddresses struct {
 	changed chan struct{} // has an element if altered has grown
 
 	mu sync.Mutex
 	// lost is nil until setLost was called.
 	lost ipam.Lost
-	// kept are the addresses of links for which blocking was called before setLost.
+	// kept are the addresses of links that blocking was called for before setLost.
 	kept map[ipam.Address]bool
-	// altered are the addresses for which the result of blocking has changed since takeAltered was
-	// called.
+	// altered are the addresses where the result of blocking has changed since takeAltered was called.
 	altered map[ipam.Address]bool
 }
 
@@ -59,8 +58,7 @@ func (k *Kind) setLost(lost ipam.Lost) {
 	}
 }
 
-// takeAltered returns the addresses for which the result of blocking has changed since the
-// last call.
+// takeAltered returns the addresses where the result of blocking has changed since the last call.
 func (l *lostAddresses) takeAltered() map[ipam.Address]bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -25,9 +25,9 @@ import (
 // memoryVersion is the version of the file that this release writes and reads.
 const memoryVersion = 1
 
-// memory is what the plugin remembers about the NICs that the configuration names, until the node reboots: the kernel
-// no longer tells it when a NIC has lost its carrier or its default route. Plugins pass it on in a file, which only the
-// newest of them writes.
+// memory is what the plugin remembers about the configured NICs until the node reboots, because the kernel no longer
+// reports it once a NIC has lost its carrier or default route. Plugins pass it on in a file, which only the newest
+// one writes.
 //
 // The methods are not safe for concurrent use.
 type memory struct {
@@ -39,7 +39,7 @@ type memory struct {
 	since time.Duration
 	// saved is the content of the file, as far as this plugin has read or written it.
 	saved []byte
-	// unreadable is the last reason that was logged why the file cannot be read.
+	// unreadable is the last logged reason why the file cannot be read.
 	unreadable string
 }
 
@@ -57,8 +57,7 @@ type rememberedNIC struct {
 	Uplink bool   `json:"uplink,omitempty"` // see netdev.NIC
 }
 
-// list returns the NICs of the node, with what is remembered about them. It locks k.mu, but not while it lists
-// the NICs.
+// list returns the node's NICs, with what is remembered about them. It locks k.mu, but not while it lists the NICs.
 func (k *Kind) list(ctx context.Context) ([]netdev.NIC, error) {
 	k.mu.Lock()
 	if k.devices == nil { // until the first Refresh, which writes the file
@@ -97,13 +96,13 @@ func (k *Kind) remember(ctx context.Context, nics []netdev.NIC) {
 	}
 }
 
-// uplinkTime is how long after the start of the first plugin since the node booted the plugins wait for the first
-// default route.
+// uplinkTime is how long the plugins wait for the first default route, from when the first plugin after the boot
+// started.
 const uplinkTime = time.Minute
 
 // mayBecomeUplink reports whether it is too early to share a NIC that only a pattern names: no plugin has shared the
-// NIC since the node booted, and the node has no default route. Nodes without one share the NIC after uplinkTime. The
-// caller holds k.mu.
+// NIC since the node booted, and the node does not have a default route. Nodes without one share the NIC after
+// uplinkTime. The caller holds k.mu.
 func (k *Kind) mayBecomeUplink(n netdev.NIC, nics []netdev.NIC) bool {
 	_, known := k.memory.nics[n.Name]
 	if known || k.memory.path == "" || k.config.NetworkOf(n.Name, true) != nil ||
@@ -111,12 +110,12 @@ func (k *Kind) mayBecomeUplink(n netdev.NIC, nics []netdev.NIC) bool {
 		slices.ContainsFunc(nics, func(n netdev.NIC) bool { return n.Uplink }) {
 		return false
 	}
-	attached, err := k.node.HasPrograms(n.Index) // those of a plugin that did not write the file
+	attached, err := k.node.HasPrograms(n.Index) // from a plugin that did not write the file
 	return err != nil || !attached
 }
 
-// errIfMayBecomeUplink returns an error while a device may not be shared because of mayBecomeUplink. nics are the
-// NICs of the node. The caller holds k.mu.
+// errIfMayBecomeUplink returns an error while mayBecomeUplink prevents sharing a device. nics are the node's NICs.
+// The caller holds k.mu.
 func (k *Kind) errIfMayBecomeUplink(d *device, nics []netdev.NIC) error {
 	if k.mayBecomeUplink(d.nic, nics) {
 		return &uplinkError{network: d.network.Name, toShare: d.nic.Name, early: true}
@@ -181,7 +180,7 @@ func (m *memory) addSpeeds(nics []netdev.NIC) {
 	}
 }
 
-// save writes the file, unless it has the content.
+// save writes the file unless it already has the content.
 func (m *memory) save() error {
 	raw, err := json.Marshal(memoryFile{Version: memoryVersion, Since: m.since.Milliseconds(), NICs: m.nics})
 	if err != nil || m.path == "" || bytes.Equal(raw, m.saved) {
@@ -194,7 +193,7 @@ func (m *memory) save() error {
 	return err
 }
 
-// remove removes the file, and what a plugin left that was killed while it wrote.
+// remove removes the file, and leftovers of a plugin that was killed while writing it.
 func (m *memory) remove() error {
 	if m.path == "" {
 		return nil

@@ -122,7 +122,7 @@ type deviceTraffic struct {
 	multicastDropped uint64 // frames
 }
 
-// traffic returns the traffic of the devices whose NICs the kernel counts.
+// traffic returns the traffic of the devices with NICs that the kernel counts.
 func (k *Kind) traffic() (all []deviceTraffic) {
 	for _, d := range k.sharedDevices() {
 		traffic, err := k.node.Traffic(d.nic.Index)
@@ -135,8 +135,8 @@ func (k *Kind) traffic() (all []deviceTraffic) {
 	return all
 }
 
-// shareBytes are the labels of dra_shared_share_bytes_total. Several shares may have the
-// same labels: those of one claim on one device, and those of claims that had the same name.
+// shareBytes are the labels of dra_shared_share_bytes_total. Several shares may have the same labels: one claim's
+// shares on one device, and shares of claims that had the same name.
 type shareBytes struct{ device, namespace, claim, direction string }
 
 func collectTraffic(out chan<- prometheus.Metric, all []deviceTraffic, claims []*record.Claim) {
@@ -162,8 +162,8 @@ func collectTraffic(out chan<- prometheus.Metric, all []deviceTraffic, claims []
 	}
 }
 
-// refusals counts the frames that the kernel has refused of the shares with a class on a device. With class 0, it
-// counts those whose share is not known.
+// refusals counts the frames that the kernel has refused from the shares with a class on a device. With class 0, it
+// counts frames from unknown shares.
 func (k *Kind) refusals(device string, class uint16) classify.Refusals {
 	d, err := k.device(device)
 	if err != nil || d.absent {

@@ -14,12 +14,12 @@
 //	stack.go      VLANs and bonds: the NICs below them
 //	parameters.go a share's grant and parameters -> link and rates
 //	attach.go     share -> link in a pod
-//	addresses.go  addresses of pools, which the attachment's record reserves
+//	addresses.go  addresses from pools, which the attachment record reserves
 //	dhcp.go       leases of addresses from DHCP servers
 //	renew.go      renewal of these leases
-//	refusedlinks.go  links of the node whose frames the kernel drops
+//	refusedlinks.go  links on the node with frames that the kernel drops
 //	hidden.go     links that pods hide in network namespaces that they create
-//	lost.go       addresses of pools that the node has lost
+//	lost.go       pool addresses that the node has lost
 //	duplicates.go addresses that another host on the network has
 //	identity.go   the identity that the kernel checks in the frames of a link
 //	status.go     link in the kernel -> conditions and data of the claim
@@ -84,20 +84,20 @@ type Kind struct {
 	// hidden are the links that pods hide.
 	hidden *hiddenLinks
 
-	// mu is held during Refresh, including its requests to the kernel: attaching a share waits for them.
+	// mu is held during Refresh, including its requests to the kernel, so attaching a share waits for them.
 	mu sync.RWMutex
 	// memory is what is known about NICs since the node booted.
 	memory memory
 	// devices is nil before the first Refresh. A device in it is not modified.
 	devices map[string]*device
-	// failedNICs are the names of NICs, by index, on which setting up or removing enforcement has failed, until either
+	// failedNICs are the names of NICs, by index, where setting up or removing enforcement has failed, until either
 	// succeeds.
 	failedNICs map[int]string
 	// loggedTrials reports whether the results of the trials were logged.
 	loggedTrials bool
 	// problems are the problems that the last Refresh found.
 	problems []problem
-	// refusedLinks are the warnings of the last Refresh about links of the node whose frames are dropped.
+	// refusedLinks are the last Refresh's warnings about links on the node with dropped frames.
 	refusedLinks []driver.Warning
 }
 
@@ -122,9 +122,8 @@ var (
 // Name implements driver.Kind.
 func (k *Kind) Name() string { return Name }
 
-// Refresh implements driver.Kind. It sets up enforcement on the NICs that the
-// configuration names, wherever it differs, and removes enforcement from NICs
-// that the configuration no longer names, even if an earlier plugin set it up.
+// Refresh implements driver.Kind. It sets up enforcement on configured NICs wherever it differs, and removes it from
+// NICs that are no longer configured, even if an earlier plugin set it up.
 func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed driver.Refreshed, err error) {
 	nics, err := k.list(ctx)
 	if err != nil {
@@ -152,13 +151,13 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 
 // refreshPlan is what a Refresh has to do.
 type refreshPlan struct {
-	devices  []*device         // devices whose NICs Refresh manages
+	devices  []*device         // devices with NICs that Refresh manages
 	grants   map[string]uint64 // see sumGrants
 	unwanted map[int]string    // see Kind.unwanted
 	problems []problem         // problems of NICs that cannot be shared
 }
 
-// planRefresh plans a Refresh. It changes neither the kind nor the node. nics are the NICs of the node, and shares the
+// planRefresh plans a Refresh without changing the kind or the node. nics are the node's NICs, and shares are the
 // recorded shares. The caller holds k.mu.
 func (k *Kind) planRefresh(nics []netdev.NIC, shares []record.Share) refreshPlan {
 	planned, problems := plan(nics, k.config)
@@ -177,8 +176,8 @@ func (k *Kind) planRefresh(nics []netdev.NIC, shares []record.Share) refreshPlan
 	}
 }
 
-// manageAll sets up enforcement on the NICs of planned devices. It returns the devices that can be shared, by name, and
-// the problems of the others. The caller holds k.mu.
+// manageAll sets up enforcement on planned devices' NICs. It returns the devices that can be shared, by name, and the
+// others' problems. The caller holds k.mu.
 func (k *Kind) manageAll(
 	planned []*device, nics []netdev.NIC,
 ) (shared map[string]*device, problems []problem, refreshed driver.Refreshed) {
@@ -237,8 +236,7 @@ func (k *Kind) manage(d *device, nics []netdev.NIC) (repaired bool, err error) {
 	return repaired, nil
 }
 
-// sumGrants returns the sum of the grants of each device that has shares, in
-// bits per second.
+// sumGrants returns the sum of grants for each device with shares, in bits per second.
 func sumGrants(shares []record.Share) map[string]uint64 {
 	sum := map[string]uint64{}
 	for _, s := range shares {
@@ -251,10 +249,10 @@ func sumGrants(shares []record.Share) map[string]uint64 {
 	return sum
 }
 
-// unwanted returns the names of the NICs, by index, from which enforcement must be removed: the NICs that
-// this plugin has managed or failed to manage and, at the first Refresh, all others, because an earlier
-// plugin may have managed them. It omits NICs that are planned or have grants: existing shares keep their
-// limits, even if the NIC was removed from the configuration or currently cannot be shared.
+// unwanted returns the names, by index, of the NICs to remove enforcement from: the ones that this plugin has managed
+// or failed to manage and, at the first Refresh, all others, because an earlier plugin may have managed them. It
+// omits NICs that are planned or have grants: existing shares keep their limits, even if the NIC was removed from the
+// configuration or currently cannot be shared.
 func (k *Kind) unwanted(nics []netdev.NIC, planned []*device, grants map[string]uint64) map[int]string {
 	unwanted := k.managedInterfaces()
 	for _, n := range nics {
@@ -277,8 +275,8 @@ func (k *Kind) unwanted(nics []netdev.NIC, planned []*device, grants map[string]
 // isShared reports whether the device is on the node and in the configuration.
 func (d *device) isShared() bool { return !d.absent && d.network != nil }
 
-// managedInterfaces returns the names of the NICs on which this plugin has set up enforcement, perhaps in part, by
-// index.
+// managedInterfaces returns the names, by index, of the NICs where this plugin has set up enforcement, perhaps
+// partly.
 func (k *Kind) managedInterfaces() map[int]string {
 	managed := maps.Clone(k.failedNICs)
 	for _, d := range k.devices {
@@ -340,13 +338,13 @@ func (k *Kind) absent(name string, planned []*device, problems []problem) *devic
 // changes are what a Refresh changed, for the log. Devices are sorted by name.
 type changes struct {
 	missing     []*device // newly missing devices that have shares
-	shared      []*device // devices that are newly shared, or whose link changed
+	shared      []*device // devices that are newly shared or have a changed link
 	singleQueue []*device // devices that newly keep one queue, or for another reason
 	stopped     []*device // devices that are no longer shared
 	problems    []problem // problems that the previous Refresh did not find
 }
 
-// changesOf returns what differs between the devices and problems of two calls of Refresh.
+// changesOf returns what differs between the devices and problems of two Refresh calls.
 func changesOf(old, next map[string]*device, oldProblems, problems []problem) (c changes) {
 	for _, name := range slices.Sorted(maps.Keys(next)) {
 		d, before := next[name], old[name]
@@ -520,8 +518,8 @@ func (k *Kind) ValidateCombination(shares []record.Share) error {
 	return nil
 }
 
-// Admit implements driver.Kind: the sum of all grants must not exceed the
-// bandwidth of the NIC, nor the number of shares its limit.
+// Admit implements driver.Kind: the sum of all grants must not exceed the NIC's bandwidth, and the number of shares
+// must not exceed its limit.
 func (k *Kind) Admit(share record.Share, others []*record.Share) error {
 	d, err := k.device(share.Device)
 	if err != nil {

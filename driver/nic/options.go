@@ -18,14 +18,14 @@ import (
 type Options struct {
 	// Node manages the NICs of the node. The caller closes it.
 	Node *netdev.Node
-	// Inventory lists the NICs of the node.
+	// Inventory lists the node's NICs.
 	Inventory *netdev.Inventory
 	// Config is the configuration of the plugin.
 	Config *config.DriverConfig
 	// StateFile is the path of the NIC state file, which passes what the kind knows about NICs on to the next plugin.
-	// It must be on a file system that a reboot clears. Default: the next plugin does not know it.
+	// It must be on a filesystem that a reboot clears. Default: the next plugin does not know it.
 	StateFile string
-	// AddressPools are the options of the allocator that assigns addresses of AddressPools. The kind sets OnLost,
+	// AddressPools are the options of the allocator that assigns addresses from AddressPools. The kind sets OnLost,
 	// because it blocks links that have lost their addresses. Default: the kind refuses claims that name a pool.
 	AddressPools *ipam.Options
 	// OpenSockets opens sockets in the network namespace of an attachment; see attach.Opener. Default: the kind

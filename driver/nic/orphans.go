@@ -15,10 +15,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 )
 
-// Orphans implements driver.Attacher. It finds classes, entries of the
-// classifier, and IFB devices. It never returns a link: an unneeded link ends
-// with its pod, and a pod can change every property by which the plugin could
-// recognize it.
+// Orphans implements driver.Attacher. It finds classes, entries of the classifier, and IFB devices. It never returns
+// a link: an unneeded link ends with its pod, and a pod can change every property that the plugin could recognize it
+// by.
 func (k *Kind) Orphans(_ context.Context, shares []record.Share, attachments []attach.Record) ([]driver.Orphan, error) {
 	attached, err := k.attachmentsOf(attachments)
 	if err != nil {
@@ -82,9 +81,8 @@ func (k *Kind) orphanedClasses(
 	return orphans, failed
 }
 
-// orphanedMembers finds entries of the classifier for links that are neither in
-// a record nor in the kernel. A link that is only in the kernel belongs to a
-// running pod whose record is lost.
+// orphanedMembers finds classifier entries for links that are neither in a record nor in the kernel. A link that is
+// only in the kernel belongs to a running pod with a lost record.
 func (k *Kind) orphanedMembers(attachments []netdev.Attachment) (orphans []driver.Orphan, err error) {
 	members, err := k.node.Members()
 	if err != nil {
@@ -110,7 +108,7 @@ func (k *Kind) orphanedMembers(attachments []netdev.Attachment) (orphans []drive
 	return orphans, nil
 }
 
-// withoutRecord returns the members whose link no attachment record contains.
+// withoutRecord returns the members with links that are not in any attachment record.
 func withoutRecord(members []classify.Member, attachments []netdev.Attachment) (unrecorded []classify.Member) {
 	recorded := map[netdev.LinkKey]bool{}
 	for _, a := range attachments {

@@ -22,8 +22,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// mergeParameters decodes, merges, and defaults opaque parameters: those of the DeviceClass come
-// first, and those of the claim override them.
+// mergeParameters decodes, merges, and defaults opaque parameters: the claim's override the DeviceClass's.
 func mergeParameters(parameters [][]byte) (*params.NetworkAttachment, error) {
 	var merged *params.NetworkAttachment
 	for _, raw := range parameters {
@@ -46,7 +45,7 @@ func parametersOf(share record.Share) (p params.NetworkAttachment, err error) {
 	return p, err
 }
 
-// hasOnlyIPv4 reports whether all addresses of a share are IPv4, and known: it has some, and none of a pool.
+// hasOnlyIPv4 reports whether a share's addresses are all IPv4 and known: it has some, and none from a pool.
 func hasOnlyIPv4(p params.NetworkAttachment) bool {
 	return len(p.Addresses) > 0 && len(p.AddressPools) == 0 &&
 		!slices.ContainsFunc(p.Addresses, func(address string) bool { return strings.Contains(address, ":") })
@@ -70,8 +69,8 @@ func grantOf(share record.Share) (uint64, error) {
 // package shape reserves for shares. Otherwise this does not compile.
 const _ = uint(record.FirstNumber - shape.FirstMinor)
 
-// ratesOf returns the rates that the kernel must enforce for a share. A share
-// with admin access has no class, and so no rates.
+// ratesOf returns the rates that the kernel must enforce for a share. A share with admin access has no class, so no
+// rates.
 func ratesOf(d *device, share record.Share, p params.NetworkAttachment) (shape.Rates, error) {
 	if share.AdminAccess {
 		return shape.Rates{}, nil
@@ -93,7 +92,7 @@ func sameRates(a, b shape.Rates) bool {
 	return a.Floor/8 == b.Floor/8 && a.Ceil/8 == b.Ceil/8 && a.Overhead == b.Overhead
 }
 
-// linkSpec returns the link for a share, by its parameters and its grant.
+// linkSpec returns the link for a share, according to its parameters and grant.
 func linkSpec(d *device, share record.Share, mac net.HardwareAddr) (netdev.LinkSpec, error) {
 	p, err := parametersOf(share)
 	if err != nil {
@@ -196,8 +195,8 @@ func parseNeighbors(all []params.Neighbor) (neighbors []netdev.Neighbor, err err
 	return neighbors, nil
 }
 
-// checkRuleSources returns an error if a rule applies to packets from the addresses of the link, and the link gets no
-// address that the plugin knows.
+// checkRuleSources returns an error if a rule applies to packets from the link's addresses, and the plugin does not
+// know any address that the link gets.
 func checkRuleSources(p *params.NetworkAttachment) error {
 	if len(p.Addresses)+len(p.AddressPools)+len(p.DHCP) > 0 {
 		return nil // ValidateFor checks rules of leased addresses

@@ -19,20 +19,20 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 )
 
-// problem is a NIC that cannot be shared, or whose sharing cannot be ended.
+// problem is a NIC that the plugin cannot share, or cannot stop sharing.
 type problem struct {
 	nic    string // name of the interface
 	device string // name of the device; "" if the NIC is not configured
 	err    error
 }
 
-// errNoCarrier is wrapped by the problem of a NIC that can be shared when it gets
-// a carrier. It does not affect readiness: another plugin could not share it either.
+// errNoCarrier is wrapped by the problem of a NIC that can be shared once it gets a carrier. It does not affect
+// readiness: another plugin could not share it either.
 var errNoCarrier = errors.New("the NIC has no carrier and reports no speed")
 
-// uplinkError is the problem of a NIC that only a pattern of a network names, and that a default route of the node
-// depends on. It does not affect readiness: the network may be meant for nodes with further NICs. Only
-// while early is set, it affects readiness: the plugin does not know yet whether it will share the NIC.
+// uplinkError is the problem of a NIC that only a network's pattern names, and that one of the node's default routes
+// depends on. It does not affect readiness, because the network may be meant for nodes with more NICs, unless early
+// is set: the plugin does not know yet whether it will share the NIC.
 type uplinkError struct {
 	network, toShare string
 	early            bool // no default route depends on the NIC yet; see errIfMayBecomeUplink
@@ -48,7 +48,7 @@ func (e *uplinkError) Error() string {
 		"to share it, list %s in interfaces of network %q", e.toShare, e.network)
 }
 
-// isFailure reports whether the NIC is configured, and the reason why it cannot be shared affects readiness.
+// isFailure reports whether the NIC is configured, and why it cannot be shared affects readiness.
 func (p problem) isFailure() bool {
 	var uplink *uplinkError
 	isKnownUplink := errors.As(p.err, &uplink) && !uplink.early
@@ -57,8 +57,8 @@ func (p problem) isFailure() bool {
 
 func (p problem) isUplink() bool { return errors.As(p.err, new(*uplinkError)) }
 
-// withoutExpected returns the problems without those of uplinks whose network has other NICs on the node: the
-// pattern serves its purpose. It keeps those of NICs that are known, because they are or were shared.
+// withoutExpected omits the problems of uplinks if their network has other NICs on the node: the pattern serves its
+// purpose. It keeps the problems of known NICs, because they are or were shared.
 func withoutExpected(problems []problem, planned []*device, isKnown func(device string) bool) []problem {
 	return slices.DeleteFunc(problems, func(p problem) bool {
 		var uplink *uplinkError
@@ -67,8 +67,7 @@ func withoutExpected(problems []problem, planned []*device, isKnown func(device 
 	})
 }
 
-// withRemedy adds a remedy by chart values to an error of package netdev, which does not know the
-// chart.
+// withRemedy adds a chart-based remedy to an error from package netdev, which does not know the chart.
 func withRemedy(err error) error {
 	var path *fs.PathError
 	switch {
@@ -100,9 +99,8 @@ func (k *Kind) Problems() (problems []driver.Problem) {
 	return problems
 }
 
-// Ready implements driver.ReadinessChecker: the plugin can share a NIC, or none is
-// configured on this node. Nodes differ, so an interface that does not exist here does
-// not matter.
+// Ready implements driver.ReadinessChecker: the plugin can share a NIC, or none is configured on this node. Nodes
+// differ, so a missing interface does not matter.
 func (k *Kind) Ready() error {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
@@ -124,7 +122,7 @@ func (k *Kind) sharedDevicesLocked() (devices []*device) {
 	return devices
 }
 
-// survey is the result of looking at the configured NICs of the node.
+// survey is the result of looking at the node's configured NICs.
 type survey struct {
 	usable   []*device
 	problems []problem
@@ -162,7 +160,7 @@ func (k *Kind) CheckTakeover(ctx context.Context, published []resourceapi.Device
 	return k.takeoverError(s, published)
 }
 
-// planOnly returns the NICs that Refresh would share, and those that it would not share, without changing anything.
+// planOnly returns what Refresh would share, and the problems of the other NICs, without changing anything.
 func (k *Kind) planOnly(ctx context.Context) (devices []*device, problems []problem, err error) {
 	nics, err := k.list(ctx)
 	if err != nil {
@@ -188,9 +186,9 @@ func (k *Kind) RecheckTakeover(published []resourceapi.Device) error {
 	return k.takeoverError(survey{k.sharedDevicesLocked(), k.problems}, published)
 }
 
-// takeoverError returns the reason why this plugin cannot serve the published NICs, or nil. A NIC
-// that its configuration does not name counts as removed on purpose, unless the configuration has
-// the NIC's network and no NIC of the node matches it.
+// takeoverError returns why this plugin cannot serve the published NICs, or nil. A NIC that its configuration does
+// not name counts as removed on purpose, unless the configuration has the NIC's network and none of the node's NICs
+// matches it.
 func (k *Kind) takeoverError(s survey, published []resourceapi.Device) error {
 	if err := s.ready(); err != nil {
 		return err
@@ -206,7 +204,7 @@ func (k *Kind) takeoverError(s survey, published []resourceapi.Device) error {
 	return nil
 }
 
-// servingError returns the reason why a published NIC cannot be served any longer.
+// servingError returns why a published NIC can no longer be served.
 func (k *Kind) servingError(s survey, published resourceapi.Device) error {
 	if slices.ContainsFunc(s.usable, func(d *device) bool { return d.name == published.Name }) {
 		return nil
@@ -235,8 +233,8 @@ func (k *Kind) servingError(s survey, published resourceapi.Device) error {
 		name, textOf(published, params.AttributeInterfaceName))
 }
 
-// isUnserved reports whether the taints of a published device mean that the running plugin does not
-// share it. A NIC without a carrier is shared.
+// isUnserved reports whether a published device's taints mean that the running plugin does not share it. A NIC
+// without a carrier is shared.
 func isUnserved(d resourceapi.Device) bool {
 	return slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
 		return t.Key == params.TaintAbsent || t.Key == params.TaintUnusable

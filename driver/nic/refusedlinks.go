@@ -17,9 +17,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
-// refusedLinks describes the links of the node on the NIC of a device whose frames the checks of identity drop: VLANs
-// and bridges whose MAC address differs from the NIC's, and other ports of bridges, such as those of virtual machines.
-// Tunnels have the address of the NIC in their frames.
+// refusedLinks describes the node's links on a device's NIC that lose their frames to the identity checks: VLANs and
+// bridges with a MAC address other than the NIC's, and other ports of bridges, such as virtual machines' ports.
+// Tunnels have the NIC's address in their frames.
 func (s stack) refusedLinks(d *device) (refused []string) {
 	if d.network.Enforcement == config.EnforcementNone || d.network.Identity != config.IdentityEnforce {
 		return nil
@@ -36,7 +36,7 @@ func (s stack) refusedLinks(d *device) (refused []string) {
 	return refused
 }
 
-// allowsMAC reports whether frames with a MAC address pass. Those of links on VLANs have a tag, so that they need
+// allowsMAC reports whether frames with a MAC address pass. Frames of links on VLANs have a tag, so they need
 // allow.vlans, too.
 func allowsMAC(network *config.Network, mac net.HardwareAddr) bool {
 	return len(network.Allow.VLANs) > 0 && slices.ContainsFunc(network.Allow.MACs, func(text string) bool {
@@ -66,7 +66,7 @@ func (s stack) hasOtherPorts(bridge, nic netdev.NIC) bool {
 	return false
 }
 
-// linksWarnings returns the warnings about links of the node whose frames are dropped.
+// linksWarnings returns the warnings about links on the node with dropped frames.
 func linksWarnings(s stack, devices map[string]*device) (warnings []driver.Warning) {
 	for _, d := range devices {
 		if !d.isShared() {

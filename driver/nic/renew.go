@@ -28,21 +28,20 @@ const (
 	parallelExchanges = 16
 	// leasesInterval is how often the plugin looks for new links with leases.
 	leasesInterval = 5 * time.Second
-	// applyInterval is the time from a failed attempt to change the address of a link to the next
-	// one.
+	// applyInterval is the time between a failed attempt to change a link's address and the next one.
 	applyInterval = 5 * time.Second
 	// missingInterval is the time until the next check if the link is missing from its pod.
 	missingInterval = 30 * time.Second
 )
 
-// renewer renews the leases of all links. In memory, it keeps only the time of the next task for
-// each link; everything else is in the attachment records.
+// renewer renews the leases of all links. In memory, it keeps only each link's next task; everything else is in the
+// attachment records.
 type renewer struct {
 	kind        *Kind
 	attachments driver.Attachments
 	tasks       map[leaseID]*leaseTask
-	// withoutLease has the attached links that lease no address, and the last scan that found their record. Most links
-	// of a node lease none, and decoding their records each time would cost more than everything else that an idle
+	// withoutLease has the attached links that do not lease an address, and the last scan that found their record. Most
+	// of a node's links do not, and decoding their records each time would cost more than everything else that an idle
 	// plugin does.
 	withoutLease map[leaseID]uint64
 	scans        uint64
@@ -186,7 +185,7 @@ func (r *renewer) prune(leased []leasedLink) {
 	}
 }
 
-// mayHaveLeases returns the attachments that are not in withoutLease, from which it removes ended ones.
+// mayHaveLeases returns the attachments that are not in withoutLease, and removes ended ones from withoutLease.
 func (r *renewer) mayHaveLeases() ([]driver.Attachment, error) {
 	r.scans++
 	attachments, err := r.attachments.List(func(record *attach.Record) bool {
@@ -267,7 +266,7 @@ func (t *leaseTask) act(ctx context.Context, l leasedLink) (time.Duration, error
 	return lease.Wait(dhcp.SinceBoot(), false, fuzz), nil
 }
 
-// acquire leases an address for a link that has none.
+// acquire leases an address for a link without one.
 func (t *leaseTask) acquire(ctx context.Context, l leasedLink, fuzz float64) (time.Duration, error) {
 	lease, err := l.acquire(ctx)
 	if err != nil {
@@ -283,7 +282,7 @@ func (t *leaseTask) acquire(ctx context.Context, l leasedLink, fuzz float64) (ti
 	return lease.Wait(dhcp.SinceBoot(), false, fuzz), nil
 }
 
-// leasedLink is a link with the record that it had when an attempt began.
+// leasedLink is a link with its record from when an attempt began.
 type leasedLink struct {
 	kind        *Kind
 	attachments driver.Attachments
@@ -302,7 +301,7 @@ func (l leasedLink) isPresent() (bool, error) {
 }
 
 // network returns the network of the link. It returns nil if the NIC is no longer shared: links on it keep their
-// leases, and get no others.
+// leases but do not get new ones.
 func (l leasedLink) network() *config.Network {
 	d, err := l.kind.device(l.Share.Device)
 	if err != nil || !d.isShared() {
@@ -311,8 +310,8 @@ func (l leasedLink) network() *config.Network {
 	return d.network
 }
 
-// exchange calls f with sockets that were opened in the pod, which it closes afterwards: they keep
-// the namespace of the pod alive.
+// exchange calls f with sockets opened in the pod, and closes them afterward, because they keep the pod's namespace
+// alive.
 func (l leasedLink) exchange(ctx context.Context, f func(context.Context, attach.Sockets) error) error {
 	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
 	defer cancel()
@@ -389,9 +388,8 @@ func (l leasedLink) reconcile(ctx context.Context, lease dhcp.Lease) error {
 	return l.set(ctx, lease)
 }
 
-// set records a lease, and then sets its address on the link, or removes the address from the link
-// if that of the lease is invalid. It writes the record first, so that after a crash the next
-// plugin completes the change.
+// set records a lease, and then sets its address on the link, or removes the link's address if the lease's is
+// invalid. It writes the record first: after a crash, the next plugin completes the change.
 func (l leasedLink) set(ctx context.Context, lease dhcp.Lease) error {
 	k := l.kind
 	return l.attachments.Update(ctx, l.Record, func(current driver.Attachment, write func(json.RawMessage) error) error {
@@ -418,8 +416,8 @@ func (l leasedLink) set(ctx context.Context, lease dhcp.Lease) error {
 	})
 }
 
-// setNew sets a lease of an address that the link did not have. If the pod has ended in the meantime, no
-// record contains the address. setNew then releases it, unless another sandbox of the pod leases it.
+// setNew sets a lease for an address that the link did not have. If the pod has ended in the meantime, no record
+// contains the address. setNew then releases it, unless another of the pod's sandboxes leases it.
 func (l leasedLink) setNew(ctx context.Context, lease dhcp.Lease) error {
 	err := l.set(ctx, lease)
 	if !errors.Is(err, driver.ErrEnded) {

@@ -13,11 +13,11 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
-// stack is the NICs of the node, and how VLANs and bonds stack them.
+// stack is the node's NICs, and how VLANs and bonds stack them.
 type stack struct {
 	nics map[int]netdev.NIC // by interface index
-	// configured is the sum of the configured bandwidth of all networks' NICs whose
-	// frames pass a NIC, in bits per second.
+	// configured is the total configured bandwidth of all networks' NICs with frames that pass through a NIC, in bits
+	// per second.
 	configured map[int]uint64
 }
 
@@ -38,7 +38,7 @@ func newStack(nics []netdev.NIC, c *config.DriverConfig) stack {
 	return s
 }
 
-// lowestFirst returns the NICs in an order in which each follows those below it.
+// lowestFirst returns the NICs, each after the NICs below it.
 func (s stack) lowestFirst() []netdev.NIC {
 	nics := make([]netdev.NIC, 0, len(s.nics))
 	for _, n := range s.nics {
@@ -50,8 +50,7 @@ func (s stack) lowestFirst() []netdev.NIC {
 	return nics
 }
 
-// base returns the NICs that carry the frames of a NIC: itself, or those below
-// it that have none below them.
+// base returns the NICs that carry a NIC's frames: itself, or the lowest NICs below it.
 func (s stack) base(n netdev.NIC) (base []netdev.NIC) {
 	for _, index := range n.Below {
 		if below, known := s.nics[index]; known && len(below.Below) == 0 {
@@ -64,8 +63,8 @@ func (s stack) base(n netdev.NIC) (base []netdev.NIC) {
 	return base
 }
 
-// path returns the NICs that all frames of a NIC pass: itself, and those below
-// it, except single members of a bond.
+// path returns the NICs that all of a NIC's frames pass through: itself, and those below it, except single members of
+// a bond.
 func (s stack) path(n netdev.NIC) []netdev.NIC {
 	path, base := []netdev.NIC{n}, s.base(n)
 	for _, index := range n.Below {
@@ -78,9 +77,9 @@ func (s stack) path(n netdev.NIC) []netdev.NIC {
 	return path
 }
 
-// line returns the line rate of a NIC of a network, in bits per second: the configured rate, or the
-// speed if no rate is configured. The line rate is less than configured if the hardware is slower
-// than the sum of the configured rates of all NICs whose frames pass it.
+// line returns the line rate of a network's NIC, in bits per second: the configured rate, or the speed if no rate is
+// configured. It is less than configured if the hardware is slower than the total configured rate of all NICs with
+// frames that pass through it.
 func (s stack) line(n netdev.NIC, network *config.Network) uint64 {
 	if network.Bandwidth == nil {
 		return n.Speed
@@ -102,8 +101,8 @@ func (s stack) isHardware(n netdev.NIC) bool {
 	return !slices.ContainsFunc(s.base(n), func(n netdev.NIC) bool { return n.Bus != "pci" })
 }
 
-// conflict returns the reason why a NIC cannot be shared in addition to others, which precede it in
-// lowestFirst; nil if it can be shared.
+// conflict returns why a NIC cannot be shared in addition to others, which precede it in lowestFirst; nil if it can
+// be shared.
 func (s stack) conflict(d *device, others []*device) error {
 	for _, o := range others {
 		if slices.Contains(d.nic.Below, o.nic.Index) && o.network.Enforcement != config.EnforcementNone {
@@ -123,8 +122,8 @@ func (s stack) conflict(d *device, others []*device) error {
 	return nil
 }
 
-// pciAttributes returns the standard attributes of PCI devices that all NICs of
-// a base have in common, so the attributes of a bond describe all of its members.
+// pciAttributes returns the standard PCI device attributes that all NICs of a base have in common, so a bond's
+// attributes describe all of its members.
 func pciAttributes(base []netdev.NIC, of func(busID string) attribute.Map) attribute.Map {
 	common := of(base[0].PCIBusID)
 	for _, n := range base[1:] {

@@ -25,7 +25,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 )
 
-// Limits of the contents of a status.
+// Limits on the contents of a status.
 const (
 	maxAddresses = resourceapi.NetworkDeviceDataMaxIPs
 	// maxSummary is the size of a summary in bytes. The API server accepts 10 KiB of data.
@@ -72,8 +72,8 @@ func (k *Kind) Read(_ context.Context, share record.Share, r attach.Record) (dri
 	return withLease(state, recorded, d, text), nil
 }
 
-// unfinished returns the state of an attachment whose link is not recorded yet. The link may exist as long as the
-// namespace does, because a plugin may have been killed, or have failed to remove the link, after it created it.
+// unfinished returns the state of an attachment with a link that is not recorded yet. The link may exist as long as
+// the namespace does, because a plugin may have been killed, or failed to remove the link, after creating it.
 func (k *Kind) unfinished(a netdev.Attachment) (driver.State, error) {
 	presence, err := k.node.Presence(a)
 	if err != nil {
@@ -82,8 +82,7 @@ func (k *Kind) unfinished(a netdev.Attachment) (driver.State, error) {
 	return driver.State{Exists: presence != netdev.NamespaceMissing, Pending: true}, nil
 }
 
-// withNameservers adds the DNS servers of the link's pools to the state of a link that
-// exists.
+// withNameservers adds the DNS servers of an existing link's pools to its state.
 func withNameservers(state driver.State, nameservers []string) driver.State {
 	status, ok := state.Data.(*params.NetworkStatus)
 	if !ok || len(nameservers) == 0 {
@@ -113,7 +112,7 @@ func networkData(name string, mac net.HardwareAddr, addresses []netip.Prefix) *r
 	}
 }
 
-// state returns the state of an attachment, from the state of its link in the kernel.
+// state returns an attachment's state, from its link's state in the kernel.
 func (k *Kind) state(
 	d *device,
 	share record.Share,
@@ -241,8 +240,7 @@ func sizeOf(value any) int {
 	return len(raw)
 }
 
-// networkStatusOf returns the data of one attachment. A link that no longer
-// exists has none.
+// networkStatusOf returns one attachment's data. It has no interfaces if the link no longer exists.
 func networkStatusOf(a driver.PodState) *params.NetworkStatus {
 	if status, ok := a.Data.(*params.NetworkStatus); ok {
 		return status
@@ -276,8 +274,8 @@ func bandwidthCondition(holds bool, reason, message string) metav1.Condition {
 	return c
 }
 
-// enforcementCondition returns the condition BandwidthEnforced: it compares the rates that the kernel enforces with
-// the grant.
+// enforcementCondition returns the condition BandwidthEnforced: it compares the rates that the kernel enforces to the
+// grant.
 func (k *Kind) enforcementCondition(
 	d *device,
 	share record.Share,
@@ -312,8 +310,8 @@ func (k *Kind) enforcementCondition(
 	return bandwidthCondition(true, params.ReasonNetnsCookie, message)
 }
 
-// rateProblem compares the rates of a link, which has classes, with the grant. It returns the
-// reason and the message of the condition BandwidthEnforced, or "".
+// rateProblem compares the rates of a link with classes to the grant. It returns the reason and the message for the
+// condition BandwidthEnforced, or "".
 func rateProblem(
 	d *device, share record.Share, p params.NetworkAttachment, link netdev.LinkState,
 ) (reason, message string) {

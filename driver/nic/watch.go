@@ -14,13 +14,12 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
-// changeInterval is the shortest time between two calls of the driver. A pod that
-// changes its links in a loop would otherwise keep a processor busy.
+// changeInterval is the shortest time between two calls to the driver. Otherwise, a pod that changes its links in a
+// loop would keep a CPU busy.
 const changeInterval = 250 * time.Millisecond
 
-// Watch implements driver.Watcher with the kernel's netlink events. changed may wait for a
-// claim's lock, but the reader of events must not wait: its socket would overflow. Therefore
-// changes accumulate while changed runs.
+// Watch implements driver.Watcher with the kernel's netlink events. changed may wait for a claim's lock, but the
+// event reader must not, or its socket would overflow. Therefore, changes accumulate while changed runs.
 func (k *Kind) Watch(ctx context.Context, changed func(driver.Change)) error {
 	pending := &pendingChange{ready: make(chan struct{}, 1)}
 	var consumer sync.WaitGroup

@@ -1,21 +1,19 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package record stores claim records: one file per claim that is prepared on this node. The record
-// suffices to unprepare a claim completely, even after the claim, its pods, and the process that
-// prepared it are gone.
+// Package record stores claim records: one file per claim that is prepared on this node. The record is enough to
+// unprepare a claim completely, even after the claim, its pods, and the process that prepared it are gone.
 //
-// The plugin writes the record before the first and after the last side effect of each step. So a
-// record states the intended state; the kernel has the actual one.
+// The plugin writes the record before the first and after the last side effect of each step. So a record has the
+// intended state; the kernel has the actual one.
 //
 // The files are authoritative, because two plugins use the directory during a
 // rolling update. A Store keeps the parsed records in memory and reads a file again
 // only if it was replaced.
 //
-// A release reads the records of all earlier releases, and writes what the previous
-// release can read, because the plugin may be rolled back while pods run. Therefore a
-// new version takes two releases: the first reads it, the second writes it. New
-// optional fields do not need a new version, because readers ignore unknown fields.
+// A release reads the records of all earlier releases, and writes what the previous release can read, because the
+// plugin may be rolled back while pods run. Therefore, a new version takes two releases: the first reads it, the
+// second writes it. New optional fields do not need a new version, because readers ignore unknown fields.
 package record
 
 import (
@@ -34,8 +32,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
-// Version is the version of the format that this release writes. It is also the
-// newest that it reads.
+// Version is the format version that this release writes, and the newest that it reads.
 const Version = 1
 
 // Phase is the phase of a claim on this node.
@@ -74,16 +71,16 @@ type Share struct {
 	AdminAccess bool `json:"adminAccess,omitempty"`
 	// Capacity is the grant: the consumedCapacity of the allocation.
 	Capacity map[string]resource.Quantity `json:"capacity,omitempty"`
-	// Number is the share's number on its device, unique among the shares of the device:
-	// FirstNumber or higher. 0 means that the share has none. A kind may number objects of
-	// the kernel by it; the JSON name dates from the minor number of a class.
+	// Number is the share's number on its device, unique among the device's shares: FirstNumber or higher. 0 means that
+	// the share has none. A kind may use it to number kernel objects; the JSON name dates from the minor number of a
+	// class.
 	Number uint16 `json:"class,omitempty"`
 	// Parameters is the result of the kind's Configure.
 	Parameters json.RawMessage `json:"parameters,omitempty"`
 }
 
-// FirstNumber is the lowest Number of a share. The numbers below it are reserved for the kinds,
-// such as for classes that no share uses.
+// FirstNumber is the lowest Number of a share. Lower numbers are reserved for the kinds, such as for classes that no
+// share uses.
 const FirstNumber = 0x10
 
 // Same reports whether two shares are the same allocation.
@@ -138,7 +135,7 @@ type Store struct {
 	records *files.Directory[*Claim]
 }
 
-// suffix is the suffix of the names of records.
+// suffix is the suffix of record file names.
 const suffix = ".json"
 
 // Dir returns the directory of the claim records below a plugin's directory.
@@ -160,16 +157,16 @@ func (s *Store) MakeDir() error {
 }
 
 func (s *Store) path(uid types.UID) (string, error) {
-	// The UID comes from the API server through the kubelet. It becomes a path.
+	// The UID comes from the API server through the kubelet, and becomes part of a path.
 	if uid == "" || strings.ContainsAny(string(uid), "/\x00") || strings.HasPrefix(string(uid), ".") {
 		return "", fmt.Errorf("claim UID %q is not usable as a file name", uid)
 	}
 	return filepath.Join(s.dir, string(uid)+suffix), nil
 }
 
-// Put writes a record atomically for all processes of the node. It does not sync the file, which takes milliseconds on
-// a disk: after a crash of the node, the file may be missing, be empty, or have its former content. None of that
-// matters then, because the kubelet prepares claims again after a boot, and a record of an earlier boot is not used.
+// Put writes a record atomically for all processes of the node. It does not sync the file, which takes milliseconds
+// on a disk: after a node crash, the file may be missing, be empty, or have its former content. None of that matters,
+// because the kubelet prepares claims again after a boot, and a record from an earlier boot is not used.
 func (s *Store) Put(c *Claim) error {
 	c.Version, c.BootID = Version, s.bootID
 	path, err := s.path(c.UID)
@@ -186,8 +183,8 @@ func (s *Store) Put(c *Claim) error {
 	return nil
 }
 
-// Current reports whether a record was written since the node booted. The kernel
-// objects of an older record no longer exist.
+// Current reports whether a record was written since the node booted. An older record's kernel objects no longer
+// exist.
 func (s *Store) Current(c *Claim) bool { return c.BootID == s.bootID }
 
 // Errors of Get and List for one record.
@@ -278,7 +275,7 @@ func (s *Store) RenameUnreadable(uid types.UID) (kept string, err error) {
 	return s.rename(path)
 }
 
-// HasUnreadable reports whether a renamed record of a claim exists.
+// HasUnreadable reports whether a claim has a renamed record.
 func (s *Store) HasUnreadable(uid types.UID) bool {
 	path, err := s.path(uid)
 	if err != nil {

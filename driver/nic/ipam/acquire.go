@@ -9,13 +9,13 @@ import (
 )
 
 // Acquire takes blocks for the addresses that only one claim can use: those that the claim names, and those that its
-// pod keeps. The plugin calls it while it prepares the claim, so that the node has the addresses when Assign assigns
-// them later. If another node has such an address, or a pod of another claim on this node uses it, Acquire waits
-// until it is free. It waits at most twice as long as Assign would, because the kubelet retries only after 60 to 90
-// s (v1.37). The claims of a pod are prepared one after the other, so ctx limits their sum.
+// pod keeps. The plugin calls it while it prepares the claim, so the node already has the addresses when Assign
+// assigns them. If another node has such an address, or another claim's pod on this node uses it, Acquire waits until
+// it is free. It waits at most twice as long as Assign would, because the kubelet retries only after 60 to 90 s
+// (v1.37). A pod's claims are prepared one after the other, so ctx limits their total.
 //
-// The node keeps the addresses that the claim names as long as used returns them as claimed. Acquire
-// reads only the field Claim of r.Owner.
+// The node keeps the addresses that the claim names as long as used returns them as claimed. Of r.Owner, Acquire
+// reads only Claim.
 func (a *Allocator) Acquire(ctx context.Context, r Request, used func() (Used, error)) error {
 	items, err := a.pools.items(ctx, r)
 	if err != nil {
@@ -46,7 +46,7 @@ func (a *Allocator) acquire(ctx context.Context, i item, claim string, used func
 }
 
 // isAttached reports whether a pod of the claim already uses an address for the item, as when a claim is prepared
-// again. It returns an error if a pod of another claim uses the address that the claim names.
+// again. It returns an error if another claim's pod uses the address that the claim names.
 func (a *Allocator) isAttached(ctx context.Context, i item, claim string, used func() (Used, error)) (bool, error) {
 	unlock, err := a.lockAllocation(ctx, used)
 	if err != nil {
@@ -67,8 +67,8 @@ func (a *Allocator) isAttached(ctx context.Context, i item, claim string, used f
 	return false, err
 }
 
-// ClaimsChanged makes the Allocator read again which addresses the prepared claims name, and return to their
-// pools the addresses that only an unprepared claim named. Call it after a claim was unprepared.
+// ClaimsChanged makes the Allocator reread which addresses the prepared claims name, and return addresses that only
+// an unprepared claim named to their pools. Call it after a claim was unprepared.
 func (a *Allocator) ClaimsChanged() {
 	a.rereadRecords.Store(true)
 	a.askMaintenance()

@@ -30,17 +30,17 @@ type Options struct {
 	API      API
 	// NodeLabels returns the labels of the node.
 	NodeLabels func(context.Context) (map[string]string, error)
-	// Locks is the directory of the locks that the plugins of the node share.
+	// Locks is the directory of the locks that the node's plugins share.
 	Locks lock.Dir
-	// LastPluginFile names the plugin that last assigned addresses. It is on a file system
-	// that a reboot clears; see lockAllocation.
+	// LastPluginFile names the plugin that last assigned addresses. It is on a filesystem that a reboot clears; see
+	// lockAllocation.
 	LastPluginFile string
 	// Failpoints wraps operations that change state outside the process. Default: none.
 	Failpoints failpoint.Injector
 	// Wait is how long Assign waits for other nodes to return addresses. Default: 10 s.
 	Wait time.Duration
-	// OnLost is called with the addresses that the node has lost: when they are first
-	// known, and when they change. It must not call the Allocator. Default: none.
+	// OnLost is called with the addresses that the node has lost, first when they are known and then whenever they
+	// change. It must not call the Allocator. Default: none.
 	OnLost func(Lost)
 }
 
@@ -56,37 +56,36 @@ type Allocator struct {
 	allocation nodeLock
 	// blocks are the address blocks of this node.
 	blocks []*block
-	// used maps each address in use to its attachment. If it is nil, blocks and records must be
-	// read again before an address is assigned.
+	// used maps each address in use to its attachment. If it is nil, blocks and records must be reread before an
+	// address is assigned.
 	used map[Address]Owner
-	// unreadable are the records that could not be read, and withheld the addresses that they may
-	// contain; see withhold.
+	// unreadable are the records that could not be read; withheld are the addresses that they may contain. See
+	// withhold.
 	unreadable map[string]bool
 	withheld   map[Address]bool
 	// claimed are the addresses that prepared claims name; see Used.
 	claimed map[Address]bool
-	// lost are the used addresses that no block of this node has; see findLost.
+	// lost are the used addresses that none of this node's blocks has; see findLost.
 	lost Lost
-	// released maps addresses to the time at which they were last released, so that the addresses
-	// that have been free longest are assigned first. It does not survive a restart.
+	// released maps addresses to when they were last released: the ones that have been free longest are assigned first.
+	// It does not survive a restart.
 	released map[Address]time.Time
 
-	// mustRereadBlocks means that the blocks of the node may differ from what the Allocator knows, such as after a
-	// failed request to change a block. The Allocator does not assign addresses that the request may have
-	// returned, and reads the blocks before it takes or returns others.
+	// mustRereadBlocks means that the node's blocks may differ from what the Allocator knows, such as after a failed
+	// request to change a block. The Allocator does not assign addresses that the request may have returned, and reads
+	// the blocks before it takes or returns others.
 	mustRereadBlocks atomic.Bool
-	// rereadRecords means that the records must be read again before an address is assigned or a block is
-	// returned.
+	// rereadRecords means that the records must be reread before an address is assigned or a block is returned.
 	rereadRecords atomic.Bool
 
-	// mu protects the fields below, so that Release and Avoid do not wait for a lock of the node.
+	// mu protects the fields below, so that Release and Avoid do not wait for a node lock.
 	mu    sync.Mutex
 	ended []ended
-	// deleted are the UIDs of blocks of this node that were deleted since forgetUnlessCurrent was called.
+	// deleted are the UIDs of this node's blocks that were deleted since forgetUnlessCurrent was called.
 	deleted map[types.UID]bool
 	// requested counts the requests in progress for a reserved address or for a consumer.
 	requested map[requestKey]int
-	// avoided maps addresses to the time until which they are not assigned; see Avoid.
+	// avoided maps addresses to when they can be assigned again; see Avoid.
 	avoided map[Address]time.Time
 }
 
@@ -97,7 +96,7 @@ type requestKey struct {
 	consumer poolConsumer
 }
 
-// ended is an address whose attachment has ended.
+// ended is an address from an attachment that has ended.
 type ended struct {
 	owner   Owner
 	address Address
@@ -119,21 +118,20 @@ type Address struct {
 	IP      netip.Addr
 }
 
-// Used is the use of addresses according to the records of the node.
+// Used describes which addresses are in use according to the node's records.
 type Used struct {
-	// Owners maps each address to the attachment whose record contains it.
+	// Owners maps each recorded address to its attachment.
 	Owners map[Address]Owner
 	// Unreadable lists the paths of records that cannot be read. Their links may exist, with
 	// unknown addresses.
 	Unreadable []string
-	// Claimed are the addresses that prepared claims name. The node keeps those that it has, even while no
-	// attachment uses them. If the network of an address is unknown, Network is empty, and the node keeps the
-	// address on each network.
+	// Claimed are the addresses that prepared claims name. If the node has them, it keeps them even while no attachment
+	// uses them. If an address's network is unknown, Network is empty, and the node keeps the address on each network.
 	Claimed map[Address]bool
 }
 
-// Lost maps lost addresses, which attachments use although no block of this node contains them, to the
-// node whose block contains them now; "" if there is none.
+// Lost maps lost addresses, which attachments use although none of this node's blocks contains them, to the node that
+// has them in a block now; "" if there is none.
 type Lost map[Address]string
 
 const defaultWait = 10 * time.Second
@@ -153,11 +151,10 @@ func New(o Options) *Allocator {
 
 // Request asks for addresses for one link.
 type Request struct {
-	// Pools are names of AddressPools, of which each has another IP family. The link gets an
-	// address of each.
+	// Pools are names of AddressPools with different IP families. The link gets an address from each.
 	Pools []string
-	// Reserved lists the addresses on Network that the claim names. If a pool contains one, the
-	// pool must reserve it. Addresses that no pool contains are ignored.
+	// Reserved lists the addresses on Network that the claim names. If a pool contains one, the pool must reserve it.
+	// Addresses outside all pools are ignored.
 	Network  string
 	Reserved []netip.Addr
 	// PodNamespace is the namespace of the pod.
@@ -171,7 +168,7 @@ type Request struct {
 
 // Assignment is the result of a request for a link.
 type Assignment struct {
-	// Addresses have the prefix length of their pool's subnet.
+	// Addresses have their pool subnet's prefix length.
 	Addresses []netip.Prefix
 	Routes    []Route
 	// Nameservers are the DNS servers of the pools, each once.
@@ -193,19 +190,17 @@ type item struct {
 	reserved netip.Addr
 }
 
-// emptyError is returned by choose if the node has no address for an item.
+// emptyError is returned by choose if the node does not have an address for an item.
 type emptyError struct{ item item }
 
 func (e emptyError) Error() string { return "the node has no free address of pool " + e.item.pool.Name }
 
-// Assign assigns addresses, and calls record before another attachment can get them. It does
-// not call record if the request asks for nothing. used returns the addresses in the records
-// of the node. If record fails, the addresses are free again. If the owner has addresses
-// already, it keeps them.
+// Assign assigns addresses, and calls record before another attachment can get them. It does not call record if the
+// request asks for nothing. used returns the addresses in the node's records. If record fails, the addresses are free
+// again. If the owner already has addresses, it keeps them.
 //
-// If the node has no free address, Assign takes a block from the pool; if all addresses
-// are in blocks of other nodes, it waits some seconds for them to return what they do
-// not use.
+// If the node has no free address, Assign takes a block from the pool; if other nodes' blocks have all addresses, it
+// waits some seconds for them to return unused ones.
 func (a *Allocator) Assign(
 	ctx context.Context, r Request, used func() (Used, error), record func(Assignment) error,
 ) error {
@@ -226,9 +221,8 @@ func (a *Allocator) Assign(
 	}
 }
 
-// keepRequested keeps maintenance from returning the addresses that items are about to get, until
-// the caller calls end. Blocks for any pod need no such protection, because nodes keep a standby
-// block.
+// keepRequested keeps maintenance from returning the addresses that items are about to get, until the caller calls
+// end. Blocks for any pod do not need this protection, because nodes keep a standby block.
 func (a *Allocator) keepRequested(items []item) (end func()) {
 	add := func(n int) {
 		a.mu.Lock()
@@ -246,8 +240,8 @@ func (a *Allocator) keepRequested(items []item) (end func()) {
 	return func() { add(-1) }
 }
 
-// assign assigns addresses of the blocks that the node has, and calls record; see Assign. If they
-// have no free address for an item, it returns emptyError.
+// assign assigns addresses from the node's existing blocks, and calls record; see Assign. If they do not have a free
+// address for an item, it returns emptyError.
 func (a *Allocator) assign(
 	ctx context.Context, items []item, owner Owner, used func() (Used, error), record func(Assignment) error,
 ) error {
@@ -297,8 +291,8 @@ func (r *Assignment) add(pool *addresspool.Pool, address netip.Addr) {
 	}
 }
 
-// choose returns the address that the owner has already, or a free one of the node's blocks for
-// the consumer: the reserved one, or the earliest released one.
+// choose returns the address that the owner already has, or a free one in the node's blocks for the consumer: the
+// reserved one, or the earliest released one.
 func (a *Allocator) choose(i item, owner Owner) (chosen netip.Addr, isNew bool, err error) {
 	for address, o := range a.used {
 		if o != owner || !i.accepts(address) || i.mayAvoid() && a.avoids(address) {
@@ -336,7 +330,7 @@ func (i item) accepts(address Address) bool {
 // mayAvoid reports whether the item can get another address instead of an avoided one.
 func (i item) mayAvoid() bool { return !i.reserved.IsValid() && i.consumer.kind != keepingPod }
 
-// chooseReserved returns the reserved address if it is free and a block of the node has it.
+// chooseReserved returns the reserved address if it is free and in one of the node's blocks.
 func (a *Allocator) chooseReserved(i item) (chosen netip.Addr, isNew bool, err error) {
 	address := Address{i.pool.Network, i.reserved}
 	if other, inUse := a.used[address]; inUse {
@@ -353,8 +347,7 @@ func (a *Allocator) chooseReserved(i item) (chosen netip.Addr, isNew bool, err e
 	return i.reserved, true, nil
 }
 
-// eachFree calls f for each free address that is not reserved in the node's blocks for the
-// consumer of an item.
+// eachFree calls f for each free, unreserved address in the node's blocks for an item's consumer.
 func (a *Allocator) eachFree(i item, f func(Address)) {
 	for _, b := range a.blocks {
 		if b.object.Spec.Pool != i.pool.Name || consumerOf(b.object) != i.consumer {
@@ -369,17 +362,15 @@ func (a *Allocator) eachFree(i item, f func(Address)) {
 	}
 }
 
-// free returns the number of free addresses that are not reserved in the node's blocks for the
-// consumer of an item.
+// free returns the number of free, unreserved addresses in the node's blocks for an item's consumer.
 func (a *Allocator) free(i item) (n int) {
 	a.eachFree(i, func(Address) { n++ })
 	return n
 }
 
-// Release makes the addresses of an attachment free. The record of the attachment must no
-// longer exist, or the caller must call Assign next, which replaces the addresses in the
-// record. Addresses that were assigned to another attachment in the meantime are not
-// affected.
+// Release frees an attachment's addresses. The attachment's record must no longer exist, or the caller must call
+// Assign next, which replaces the addresses in the record. Addresses that were assigned to another attachment in the
+// meantime are not affected.
 func (a *Allocator) Release(owner Owner, addresses ...Address) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -393,9 +384,8 @@ func (a *Allocator) Release(owner Owner, addresses ...Address) {
 // the network again before, or after, it assigns the address the next time.
 const avoidTime = 10 * time.Minute
 
-// Avoid keeps an address from being assigned for some minutes, because another host on
-// the network has it. An attachment that has the address keeps it unless Assign is called
-// for it again.
+// Avoid keeps an address from being assigned for some minutes, because another host on the network has it. An
+// attachment with the address keeps it unless Assign is called for it again.
 func (a *Allocator) Avoid(address Address) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -433,23 +423,22 @@ func (a *Allocator) askMaintenance() {
 	}
 }
 
-// Defaults returns the names of the default pools of a network for the pods of a namespace.
+// Defaults returns the names of a network's default pools for a namespace's pods.
 func (a *Allocator) Defaults(ctx context.Context, networkName, namespace string) ([]string, error) {
 	return a.pools.defaults(ctx, networkName, namespace)
 }
 
-// Gateways returns the gateways of the pools of a network. known is false while Run has not yet
-// received the pools.
+// Gateways returns the gateways of a network's pools. known is false until Run has received the pools.
 func (a *Allocator) Gateways(networkName string) (gateways []netip.Addr, known bool) {
 	return a.pools.gateways(networkName)
 }
 
-// NetworkOf returns the network of pools, all of which belong to the same one.
+// NetworkOf returns the network of pools, which must all belong to the same one.
 func (a *Allocator) NetworkOf(ctx context.Context, pools []string) (string, error) {
 	return a.pools.networkOf(ctx, pools)
 }
 
-// HasPool reports whether a pool of the network has one of the addresses.
+// HasPool reports whether one of the network's pools has one of the addresses.
 func (a *Allocator) HasPool(ctx context.Context, networkName string, addresses []netip.Addr) (bool, error) {
 	for _, address := range addresses {
 		if pool, err := a.pools.containing(ctx, networkName, address); err != nil || pool != nil {
@@ -459,8 +448,7 @@ func (a *Allocator) HasPool(ctx context.Context, networkName string, addresses [
 	return false, nil
 }
 
-// CheckStatic returns an error if a pool of the network may assign one of the addresses to
-// another pod.
+// CheckStatic returns an error if one of the network's pools may assign one of the addresses to another pod.
 func (a *Allocator) CheckStatic(ctx context.Context, networkName string, addresses []netip.Prefix) error {
 	return a.pools.checkStatic(ctx, networkName, addresses)
 }

@@ -27,12 +27,11 @@ type API interface {
 	WatchBlocks(ctx context.Context, o metav1.ListOptions) (watch.Interface, error)
 	CreateBlock(ctx context.Context, b *network.AddressBlock) (*network.AddressBlock, error)
 	UpdateBlock(ctx context.Context, b *network.AddressBlock) (*network.AddressBlock, error)
-	// DeleteBlock deletes this block, and not another of the same name. It returns nil
-	// if the block does not exist.
+	// DeleteBlock deletes this block, not another of the same name. It returns nil if the block does not exist.
 	DeleteBlock(ctx context.Context, b *network.AddressBlock) error
 }
 
-// Fields by which ListBlocks and WatchBlocks select.
+// Fields that ListBlocks and WatchBlocks can select by.
 const (
 	fieldNode    = "spec.node"
 	fieldNetwork = "spec.network"

@@ -31,8 +31,7 @@ func newBlock(object *network.AddressBlock) *block {
 	return &block{object, addressesOf(object), object.ResourceVersion}
 }
 
-// addressesOf returns the addresses of a block. For an invalid range, these are all addresses that
-// the range may contain.
+// addressesOf returns a block's addresses. For an invalid range, it returns all addresses that the range may contain.
 func addressesOf(b *network.AddressBlock) *netipx.IPSet {
 	addresses, _ := addresspool.ParseRanges(b.Spec.Ranges) // listBlocks logs the others
 	return addresses
@@ -52,8 +51,8 @@ func (b *block) each(f func(Address)) {
 	}
 }
 
-// listBlocks returns the blocks whose field has a value. The list has every change that the API
-// server had stored when it was requested.
+// listBlocks returns the blocks with a field set to value. The list includes every change that the API server had
+// stored when it was requested.
 func (a *Allocator) listBlocks(ctx context.Context, field, value string) ([]network.AddressBlock, error) {
 	list, err := a.options.API.ListBlocks(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(field, value).String(),
@@ -86,7 +85,7 @@ func (a *Allocator) assignedSet(
 	return set, blocks, nil
 }
 
-// overlaps reports whether one of the blocks has an address of another block.
+// overlaps reports whether a block shares an address with one of the other blocks.
 func overlaps(of *network.AddressBlock, blocks []network.AddressBlock) bool {
 	addresses := addressesOf(of)
 	return slices.ContainsFunc(blocks, func(b network.AddressBlock) bool {
@@ -94,7 +93,7 @@ func overlaps(of *network.AddressBlock, blocks []network.AddressBlock) bool {
 	})
 }
 
-// nodeOf returns the node whose block has an address, or "".
+// nodeOf returns the node that has an address in a block, or "".
 func nodeOf(address netip.Addr, blocks []network.AddressBlock) string {
 	for i := range blocks {
 		if addressesOf(&blocks[i]).Contains(address) {
@@ -104,8 +103,8 @@ func nodeOf(address netip.Addr, blocks []network.AddressBlock) string {
 	return ""
 }
 
-// blockName returns the name for a block. A block that has returned its first address
-// keeps its name; the block that takes this address later gets a suffix.
+// blockName returns the name for a block. A block that has returned its first address keeps its name, so a block that
+// takes this address later gets a suffix.
 func blockName(pool *addresspool.Pool, addresses *netipx.IPSet, others []network.AddressBlock) string {
 	name := addresspool.BlockName(pool.Network, addresses.Ranges()[0].From())
 	taken := func(name string) bool {
@@ -121,9 +120,8 @@ func blockName(pool *addresspool.Pool, addresses *netipx.IPSet, others []network
 	}
 }
 
-// write writes the addresses of a block, which are known to be in no other block, or deletes the
-// block if there are none. It returns the block, or nil if it was deleted. The caller must have the
-// block lock.
+// write writes a block's addresses, which must not be in any other block, or deletes the block if there are none. It
+// returns the block, or nil if it was deleted. The caller must have the block lock.
 func (a *Allocator) write(
 	ctx context.Context, b *block, addresses *netipx.IPSet,
 ) (updated *network.AddressBlock, err error) {

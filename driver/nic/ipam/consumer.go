@@ -18,9 +18,9 @@ import (
 
 // Most blocks serve any pod. A block of one address may serve one consumer only:
 //
-//   - A pod of a StatefulSet that keeps its address. When the pod no longer exists, the node returns the
-//     block by removing the node's name from it. Only then can another node take the block, by
-//     writing its own name. So no two nodes have the block, and no other pod gets the address.
+//   - A pod of a StatefulSet that keeps its address. When the pod no longer exists, the node returns the block by
+//     removing its own name from it. Only then can another node take the block, by writing its name. So no two nodes
+//     have the block, and no other pod gets the address.
 //   - The pods of a namespace, if the pool has a limit for each namespace. The blocks are the
 //     count: a node that creates a block over the limit deletes it before using it.
 
@@ -61,7 +61,7 @@ func consumerOf(b *network.AddressBlock) consumer {
 	}
 }
 
-// namespaceIn returns the consumer of a request that keeps no address.
+// namespaceIn returns the consumer of a request that does not keep an address.
 func (r Request) namespaceIn(pool *addresspool.Pool) consumer {
 	if pool.NamespaceLimit == 0 {
 		return consumer{kind: anyPod}
@@ -99,8 +99,8 @@ func keptBlock(i item, node string, blocks []network.AddressBlock) (kept *networ
 	return kept
 }
 
-// takeKept takes the block that a pod keeps, unless this or another node has it. blocks are all
-// blocks of the network.
+// takeKept takes the block that a pod keeps, unless this or another node has it. blocks are all of the network's
+// blocks.
 func (a *Allocator) takeKept(
 	ctx context.Context, i item, kept *network.AddressBlock, blocks []network.AddressBlock,
 ) error {
@@ -159,10 +159,10 @@ func (a *Allocator) adopt(ctx context.Context, kept *network.AddressBlock) (*blo
 	return newBlock(taken), nil
 }
 
-// isOutdated reports whether the API server refused to change a block because it has changed since.
+// isOutdated reports whether the API server rejected a change because the block has changed since it was read.
 func isOutdated(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
 
-// returnKept returns a block whose pod no longer exists. The caller must have the block lock.
+// returnKept returns the block of a pod that no longer exists. The caller must have the block lock.
 func (a *Allocator) returnKept(ctx context.Context, b *block) error {
 	object := b.object.DeepCopy()
 	object.Spec.Node, object.ResourceVersion = "", b.version
@@ -175,8 +175,7 @@ func (a *Allocator) returnKept(ctx context.Context, b *block) error {
 	return nil
 }
 
-// checkLimit returns an error if the namespace of an item has as many addresses as the pool
-// permits.
+// checkLimit returns an error if an item's namespace has as many addresses as the pool permits.
 func (i item) checkLimit(blocks []network.AddressBlock) error {
 	limit := i.pool.NamespaceLimit
 	if limit == 0 || countIn(i, blocks) < limit {
@@ -187,17 +186,17 @@ func (i item) checkLimit(blocks []network.AddressBlock) error {
 		describeNodes(blocks, func(b *network.AddressBlock) bool { return i.counts(b) }))
 }
 
-// exceedsLimit reports whether a block of an item exceeds the limit of its namespace.
+// exceedsLimit reports whether an item's block exceeds its namespace's limit.
 func (i item) exceedsLimit(blocks []network.AddressBlock) bool {
 	return i.pool.NamespaceLimit > 0 && countIn(i, blocks) > i.pool.NamespaceLimit
 }
 
-// counts reports whether a block counts for the limit of an item's namespace.
+// counts reports whether a block counts toward the limit of an item's namespace.
 func (i item) counts(b *network.AddressBlock) bool {
 	return b.Spec.Pool == i.pool.Name && i.consumer.kind != anyPod && b.Spec.Namespace == i.consumer.namespace
 }
 
-// countIn returns the number of addresses that count for the limit of an item's namespace.
+// countIn returns how many addresses count toward the limit of an item's namespace.
 func countIn(i item, blocks []network.AddressBlock) (n int) {
 	for b := range blocks {
 		if i.counts(&blocks[b]) {

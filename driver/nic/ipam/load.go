@@ -17,7 +17,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
-// nodeBlocks are the blocks of the node, and those of each network of which the node has blocks.
+// nodeBlocks are the node's blocks, and all blocks of each network where the node has any.
 type nodeBlocks struct {
 	own       []network.AddressBlock
 	byNetwork map[string][]network.AddressBlock
@@ -41,9 +41,9 @@ func (a *Allocator) readBlocks(ctx context.Context) (read nodeBlocks, err error)
 	return read, nil
 }
 
-// load replaces the Allocator's state by the blocks that were read and by the records, after it has
-// validated the blocks (see validate) and found lost addresses (see findLost). The caller must hold
-// both locks, because the addresses in use determine which blocks validate may change.
+// load replaces the Allocator's state with the blocks that were read and the records, after validating the blocks
+// (see validate) and finding lost addresses (see findLost). The caller must hold both locks, because the addresses in
+// use determine which blocks validate may change.
 func (a *Allocator) load(ctx context.Context, read nodeBlocks, used func() (Used, error)) error {
 	a.forgetEnded()
 	recorded, err := a.read(used)
@@ -75,17 +75,16 @@ func (a *Allocator) load(ctx context.Context, read nodeBlocks, used func() (Used
 	return nil
 }
 
-// forgetEnded forgets the addresses of attachments that have ended. Their records no longer exist, so that the caller,
-// who reads the records next, does not find these addresses in use, unless another plugin of the node has assigned them
-// again in the meantime: even to the same attachments.
+// forgetEnded forgets the addresses of attachments that have ended. Their records no longer exist. The caller reads
+// the records next, and finds these addresses in use only if another plugin on the node has assigned them again in
+// the meantime, maybe even to the same attachments.
 func (a *Allocator) forgetEnded() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.ended = nil
 }
 
-// read reads the records. If the records change while it runs, the next call of update reads them
-// again.
+// read reads the records. If they change while it runs, the next update rereads them.
 func (a *Allocator) read(used func() (Used, error)) (Used, error) {
 	a.rereadRecords.Store(false)
 	recorded, err := used()
@@ -123,11 +122,10 @@ func (a *Allocator) update(ctx context.Context, used func() (Used, error)) error
 	return nil
 }
 
-// withhold keeps addresses that an unreadable record may contain from being assigned and returned: all
-// addresses of the node that no other record contains. It withholds addresses once for each record, so that
-// addresses of later blocks, and addresses that are released later, stay available. load makes the
-// addresses available when all records can be read again, or are deleted with their claims. The caller must
-// have the allocation lock.
+// withhold keeps addresses that an unreadable record may contain from being assigned or returned: all of the node's
+// addresses that no other record contains. It does so once for each record, so that addresses from later blocks, and
+// addresses that are released later, stay available. load makes the addresses available when all records can be read
+// again or are deleted with their claims. The caller must have the allocation lock.
 func (a *Allocator) withhold(ctx context.Context, unreadable []string) {
 	isKnown := func(name string) bool { return a.unreadable[name] }
 	if len(slices.DeleteFunc(slices.Clone(unreadable), isKnown)) == 0 {
@@ -162,15 +160,14 @@ func (a *Allocator) isInUse(address Address) bool {
 	return inUse || a.withheld[address]
 }
 
-// validate removes from a block the addresses that other blocks have: a plugin was killed, or did
-// not get a response, before it could compare the new block with the others (see create). It
-// reports whether the block remains.
+// validate removes addresses from a block if other blocks have them: a plugin was killed, or did not get a response,
+// before it could compare the new block with the others (see create). It reports whether the block remains.
 //
-// Of two such blocks, at most one was compared when the other did not exist, and only its node uses
-// the addresses. So a node keeps the addresses that its attachments use, and returns the others: the
-// creation times do not show which block was compared, because the API server rounds them to seconds.
-// In an unchecked block, attachments use the addresses although the block was not compared. While a
-// record cannot be read, any address may be in use.
+// At most one of two such blocks was compared before the other existed, and only that block's node uses the
+// addresses. So a node keeps the addresses that its attachments use, and returns the others: the creation times do
+// not show which block was compared, because the API server rounds them to seconds. In an unchecked block,
+// attachments use the addresses although the block was not compared. While a record cannot be read, any address may
+// be in use.
 func (a *Allocator) validate(
 	ctx context.Context, b *block, others []network.AddressBlock, used Used,
 ) (keep bool, err error) {

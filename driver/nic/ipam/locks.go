@@ -11,13 +11,12 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/lock"
 )
 
-// The plugins of a node have two locks:
+// A node's plugins have two locks:
 //
-//   - The block lock is held while a plugin reads, takes, or returns blocks, including its requests
-//     to the API server. So no plugin sees a block before it is known to overlap no other.
-//   - The allocation lock is held while a plugin assigns an address, and while it changes its
-//     list of the node's blocks. Assignments do not wait for the API server, unless the plugin must
-//     read the blocks first (see load).
+//   - A plugin holds the block lock while it reads, takes, or returns blocks, including its requests to the API
+//     server. So no plugin sees a block before it is known not to overlap another.
+//   - A plugin holds the allocation lock while it assigns an address or changes its list of the node's blocks.
+//     Assignments do not wait for the API server, unless the plugin must read the blocks first (see load).
 //
 // The order is block lock, then allocation lock.
 const (
@@ -25,7 +24,7 @@ const (
 	allocationLock = "addresses"
 )
 
-// nodeLock is a lock of the plugins of the node and of the goroutines of this one.
+// nodeLock is a lock shared by the node's plugins and by this plugin's goroutines.
 type nodeLock struct {
 	dir  lock.Dir
 	name string
@@ -51,9 +50,9 @@ func (l nodeLock) lock(ctx context.Context) (unlock func(), err error) {
 	return func() { release(); <-l.held }, nil
 }
 
-// lockAllocation waits for the allocation lock, and updates the Allocator's list of the node's blocks
-// and of the addresses in use. If it must read the blocks for that, it also waits for the block lock.
-// used returns the addresses in the records of the node.
+// lockAllocation waits for the allocation lock, and updates the Allocator's lists of the node's blocks and of the
+// addresses in use. If it must read the blocks to do so, it also waits for the block lock. used returns the addresses
+// in the node's records.
 func (a *Allocator) lockAllocation(ctx context.Context, used func() (Used, error)) (unlock func(), err error) {
 	if unlock, err = a.allocation.lock(ctx); err != nil {
 		return nil, err
@@ -117,9 +116,9 @@ func (a *Allocator) reload(ctx context.Context, used func() (Used, error)) (unlo
 	return unlock, nil
 }
 
-// forgetUnlessCurrent forgets the addresses in use if a block of the node was deleted, and reports whether the
-// Allocator's list of the node's blocks is current: no other plugin has assigned addresses since this one did, and
-// no block was deleted. The caller must have the allocation lock.
+// forgetUnlessCurrent forgets the addresses in use if one of the node's blocks was deleted, and reports whether the
+// Allocator's list of the node's blocks is current: no other plugin has assigned addresses since this one did, and no
+// block was deleted. The caller must have the allocation lock.
 func (a *Allocator) forgetUnlessCurrent() (current bool) {
 	a.invalidateIfDeleted()
 	last, err := os.ReadFile(a.options.LastPluginFile)

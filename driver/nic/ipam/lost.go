@@ -24,10 +24,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/device/addresspool"
 )
 
-// The controller deletes the blocks of a node that no longer exists, or that an administrator has declared
-// to be out of service. If the node was only cut off, its pods still run, and another node may assign
-// their addresses. Such addresses are lost addresses. The plugin finds them by a watch of the node's
-// blocks, or when it starts.
+// The controller deletes the blocks of a node that no longer exists, or that an administrator has declared out of
+// service. If the node was only cut off, its pods still run, and another node may assign their addresses. These are
+// lost addresses. The plugin finds them by watching the node's blocks, or when it starts.
 
 func (l Lost) String() string {
 	var texts []string
@@ -51,9 +50,8 @@ func LostReason(node string) string {
 	return fmt.Sprintf("%s, and node %s has the address now", returned, node)
 }
 
-// Recover finds the used addresses that the node has lost while no plugin ran, and calls
-// Options.OnLost. It makes no request to the API server if no address is in use. used returns the
-// addresses in the records of the node.
+// Recover finds the used addresses that the node lost while no plugin ran, and calls Options.OnLost. It does not call
+// the API server if no address is in use. used returns the addresses in the node's records.
 func (a *Allocator) Recover(ctx context.Context, used func() (Used, error)) error {
 	recorded, err := used()
 	if err != nil || len(recorded.Owners) == 0 {
@@ -93,7 +91,7 @@ func (a *Allocator) watchBlocks(ctx context.Context) {
 	controller.RunWithContext(ctx)
 }
 
-// readAgain requests maintenance, which then reads the blocks again.
+// readAgain requests maintenance, which then rereads the blocks.
 func (a *Allocator) readAgain() {
 	a.mustRereadBlocks.Store(true)
 	a.askMaintenance()
@@ -113,8 +111,8 @@ func (a *Allocator) blockDeleted(object any) {
 	}
 }
 
-// invalidateIfDeleted makes the Allocator read the blocks and records again if another program has
-// deleted one of its blocks. The caller must hold the allocation lock.
+// invalidateIfDeleted makes the Allocator reread the blocks and records if another program has deleted one of its
+// blocks. The caller must hold the allocation lock.
 func (a *Allocator) invalidateIfDeleted() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -125,8 +123,8 @@ func (a *Allocator) invalidateIfDeleted() {
 	clear(a.deleted)
 }
 
-// findLost determines which used addresses are in no block of the node, and takes those
-// that are in no other node's block. The caller must have both locks.
+// findLost determines which used addresses are not in any of the node's blocks, and takes those that no other node
+// has. The caller must have both locks.
 func (a *Allocator) findLost(ctx context.Context) {
 	lost := Lost{}
 	for address := range a.used {
@@ -146,8 +144,7 @@ func (a *Allocator) findLost(ctx context.Context) {
 	a.setLost(lost)
 }
 
-// setLost sets which addresses are lost, and reports it if it is new. The caller
-// must have the allocation lock.
+// setLost sets which addresses are lost, and reports a change. The caller must have the allocation lock.
 func (a *Allocator) setLost(lost Lost) {
 	if a.lost != nil && maps.Equal(a.lost, lost) {
 		return
@@ -158,15 +155,15 @@ func (a *Allocator) setLost(lost Lost) {
 	}
 }
 
-// has reports whether a block of the node has an address.
+// has reports whether one of the node's blocks has an address.
 func (a *Allocator) has(address Address) bool {
 	return slices.ContainsFunc(a.blocks, func(b *block) bool {
 		return b.object.Spec.Network == address.Network && b.addresses.Contains(address.IP)
 	})
 }
 
-// takeBack creates blocks of the lost addresses that no node has, and removes these
-// addresses from lost. For the others, it sets the node.
+// takeBack creates blocks for the lost addresses that no node has, and removes these addresses from lost. For the
+// others, it sets the node.
 func (a *Allocator) takeBack(ctx context.Context, lost Lost) (failed error) {
 	objects, err := a.pools.all(ctx)
 	if err != nil {
@@ -184,8 +181,8 @@ func (a *Allocator) takeBack(ctx context.Context, lost Lost) (failed error) {
 	return failed
 }
 
-// takeBackFrom creates a block of the lost addresses of a pool that no node has, and removes
-// these addresses from lost. For the others of the network, it sets the node.
+// takeBackFrom creates a block for a pool's lost addresses that no node has, and removes these addresses from lost.
+// For the network's other lost addresses, it sets the node.
 func (a *Allocator) takeBackFrom(ctx context.Context, pool *addresspool.Pool, lost Lost) error {
 	var inPool netipx.IPSetBuilder
 	for address := range lost {
@@ -213,7 +210,7 @@ func (a *Allocator) takeBackFrom(ctx context.Context, pool *addresspool.Pool, lo
 	if err != nil || len(free.Ranges()) == 0 {
 		return err
 	}
-	// Which namespace they count for is not known here.
+	// The namespace that they count toward is not known here.
 	taken, err := a.create(ctx, item{pool: pool}, free, blocks, true)
 	if errors.Is(err, errConflict) {
 		return nil // the next maintenance finds out which node has the addresses

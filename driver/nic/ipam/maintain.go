@@ -20,16 +20,15 @@ import (
 )
 
 const (
-	// maintenanceInterval is the interval at which the plugin looks for blocks that it
-	// can return.
+	// maintenanceInterval is how often the plugin looks for blocks that it can return.
 	maintenanceInterval = 30 * time.Second
-	// standbyDelay is the time after a pool was short during which a node takes no standby block.
-	// If all nodes took one at once, the pool would be short again.
+	// standbyDelay is how long after a pool was short a node does not take a standby block. If all nodes took one at
+	// the same time, the pool would be short again.
 	standbyDelay = 2 * time.Minute
 )
 
-// Run watches the pools, and takes and returns blocks, until ctx ends. used returns
-// the addresses in the records of the node.
+// Run watches the pools, and takes and returns blocks, until ctx ends. used returns the addresses in the node's
+// records.
 func (a *Allocator) Run(ctx context.Context, used func() (Used, error)) {
 	var watches sync.WaitGroup
 	defer watches.Wait()
@@ -51,17 +50,16 @@ func (a *Allocator) Run(ctx context.Context, used func() (Used, error)) {
 	}
 }
 
-// Cleanup removes LastPluginFile. Run must have returned, and no other plugin of the
-// node may run. The node's blocks stay: the controller deletes them with their node, and
-// the next plugin uses them again.
+// Cleanup removes LastPluginFile. Run must have returned, and no other plugin may run on the node. The node's blocks
+// stay: the controller deletes them with their node, and the next plugin uses them again.
 func (a *Allocator) Cleanup() error {
 	return files.Remove(a.options.Failpoints, "last address plugin", a.options.LastPluginFile)
 }
 
-// requestReread makes the Allocator read the records before it assigns the next address: another plugin
-// of this node may have detached pods. The plugin also reads the blocks before it maintains them if the
-// node has lost addresses, because another node may have returned them, or if the plugin withholds
-// addresses, because the unreadable records may no longer exist.
+// requestReread makes the Allocator read the records before it assigns the next address: another plugin of this node
+// may have detached pods. Before it maintains the blocks, the plugin also rereads them if the node has lost
+// addresses, because another node may have returned them, or if it withholds addresses, because the unreadable
+// records may no longer exist.
 func (a *Allocator) requestReread(ctx context.Context) {
 	unlock, err := a.allocation.lock(ctx)
 	if err != nil {
@@ -76,8 +74,8 @@ func (a *Allocator) requestReread(ctx context.Context) {
 	}
 }
 
-// maintainBlocks returns unused blocks. From each pool of which the node has assigned all its
-// addresses, it takes one more block.
+// maintainBlocks returns unused blocks. If the node has assigned all its addresses from a pool, it takes another
+// block.
 func (a *Allocator) maintainBlocks(ctx context.Context, used func() (Used, error)) (failed error) {
 	if a.pools.watched.Load() == nil {
 		return nil // the pools are not known yet; the watch asks again
@@ -108,8 +106,7 @@ func (a *Allocator) maintainBlocks(ctx context.Context, used func() (Used, error
 	return failed
 }
 
-// deletedPools returns the pools of the node's blocks that do not exist, as pools that
-// are being deleted.
+// deletedPools returns the nonexistent pools of the node's blocks, as pools that are being deleted.
 func (a *Allocator) deletedPools(
 	ctx context.Context, existing []*network.AddressPool, used func() (Used, error),
 ) (deleted []*network.AddressPool, err error) {
@@ -138,9 +135,9 @@ func (a *Allocator) deletedPools(
 	return deleted, nil
 }
 
-// returnUnused returns unused addresses of a pool. If the pool is short, it returns all of
-// them; otherwise it returns unused blocks, and keeps one if the node uses another. It
-// reports whether the node uses all addresses of the pool that it has.
+// returnUnused returns a pool's unused addresses. If the pool is short, it returns all of them; otherwise, it returns
+// unused blocks, but keeps one if the node uses another. It reports whether the node uses all of its addresses from
+// the pool.
 func (a *Allocator) returnUnused(
 	ctx context.Context, object *network.AddressPool, used func() (Used, error),
 ) (needsBlock bool, failed error) {
@@ -161,8 +158,8 @@ func (a *Allocator) returnUnused(
 	return needsBlock && failed == nil, failed
 }
 
-// giveUpUnused removes unused addresses of a pool from the Allocator's blocks, and returns the blocks
-// that the caller must write; see returnUnused.
+// giveUpUnused removes a pool's unused addresses from the Allocator's blocks, and returns the blocks that the caller
+// must write; see returnUnused.
 func (a *Allocator) giveUpUnused(
 	ctx context.Context, object *network.AddressPool, used func() (Used, error),
 ) (shrunk []*block, needsBlock bool, err error) {
@@ -202,7 +199,7 @@ func (a *Allocator) giveUpUnused(
 	return shrunk, pool.NamespaceLimit == 0 && a.usesPool(pool) && a.free(item{pool: pool}) == 0, nil
 }
 
-// usesPool reports whether attachments use addresses of a pool that are for any pod.
+// usesPool reports whether attachments use a pool's addresses that are for any pod.
 func (a *Allocator) usesPool(pool *addresspool.Pool) bool {
 	return slices.ContainsFunc(a.blocks, func(b *block) bool {
 		return b.object.Spec.Pool == pool.Name && consumerOf(b.object).kind == anyPod &&
@@ -244,7 +241,7 @@ func (a *Allocator) needed(b *block) *netipx.IPSet {
 	return result
 }
 
-// forgetReleased removes the addresses that the node returns from released.
+// forgetReleased removes addresses that the node returns from the map released.
 func (a *Allocator) forgetReleased(b *block, kept *netipx.IPSet) {
 	b.each(func(address Address) {
 		if !kept.Contains(address.IP) {
@@ -253,8 +250,8 @@ func (a *Allocator) forgetReleased(b *block, kept *netipx.IPSet) {
 	})
 }
 
-// returnExcept returns the addresses of a block's object that b no longer has. An address that a pod keeps
-// stays assigned to the pod.
+// returnExcept returns the addresses in b's object that b no longer has. An address that a pod keeps stays assigned
+// to the pod.
 func (a *Allocator) returnExcept(ctx context.Context, b *block) error {
 	if len(b.addresses.Ranges()) == 0 && b.object.Spec.Pod != "" {
 		return a.returnKept(ctx, b)

@@ -24,8 +24,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/device/addresspool"
 )
 
-// pools is a cache of the AddressPools of the cluster. Until its watch has delivered them, each
-// call lists them.
+// pools is a cache of the cluster's AddressPools. Until its watch has delivered them, each call lists them.
 type pools struct {
 	api API
 	// node is the name of the node, and labels returns its labels.
@@ -38,8 +37,7 @@ func newPools(api API, node string, labels func(context.Context) (map[string]str
 	return &pools{api: api, node: node, labels: labels}
 }
 
-// serves reports whether the pools serve the node. It reads the labels of the node if it
-// needs them.
+// serves reports whether the pools serve the node. It reads the node's labels if it needs them.
 func (p *pools) serves(ctx context.Context, candidates ...*addresspool.Pool) (serves []bool, err error) {
 	var own labels.Set
 	for _, pool := range candidates {
@@ -103,8 +101,8 @@ func (p *pools) all(ctx context.Context) ([]*network.AddressPool, error) {
 	return all, nil
 }
 
-// defaults returns the names of the default pools of a network that serve the node and the namespace.
-// The oldest applies where several have the same IP family.
+// defaults returns the names of a network's default pools that serve the node and the namespace. If several have the
+// same IP family, isPreferred decides.
 func (p *pools) defaults(ctx context.Context, networkName, namespace string) (names []string, err error) {
 	all, err := p.all(ctx)
 	if err != nil {
@@ -140,8 +138,8 @@ func (p *pools) defaults(ctx context.Context, networkName, namespace string) (na
 	return names, nil
 }
 
-// isPreferred reports whether a default pool applies instead of another one, which is nil if there is
-// none: a pool that names namespaces applies before one for all, and then the older one.
+// isPreferred reports whether a default pool applies instead of other, which may be nil: a pool that names namespaces
+// takes precedence over one for all, then the older over the newer.
 func isPreferred(pool, other *network.AddressPool) bool {
 	if other == nil {
 		return true
@@ -152,8 +150,7 @@ func isPreferred(pool, other *network.AddressPool) bool {
 	return pool.CreationTimestamp.Before(&other.CreationTimestamp)
 }
 
-// gateways returns the gateways of the pools of a network. known is false before the first list
-// of pools has arrived.
+// gateways returns the gateways of a network's pools. known is false until the first list of pools has arrived.
 func (p *pools) gateways(networkName string) (gateways []netip.Addr, known bool) {
 	store := p.watched.Load()
 	if store == nil {
@@ -172,12 +169,12 @@ func (p *pools) gateways(networkName string) (gateways []netip.Addr, known bool)
 	return gateways, true
 }
 
-// servesNamespace reports whether the pods of a namespace can have addresses of a pool.
+// servesNamespace reports whether a namespace's pods can have a pool's addresses.
 func servesNamespace(pool *addresspool.Pool, namespace string) bool {
 	return len(pool.Namespaces) == 0 || pool.Namespaces[namespace]
 }
 
-// checkNamespace returns an error if the pods of a namespace cannot have addresses of a pool.
+// checkNamespace returns an error if a namespace's pods cannot have a pool's addresses.
 func checkNamespace(pool *addresspool.Pool, namespace string) error {
 	if servesNamespace(pool, namespace) {
 		return nil
@@ -238,7 +235,7 @@ func (p *pools) items(ctx context.Context, r Request) (items []item, err error) 
 	return items, nil
 }
 
-// containing returns the pool of a network that has an address, or nil.
+// containing returns the network's pool that has an address, or nil.
 func (p *pools) containing(ctx context.Context, networkName string, address netip.Addr) (*addresspool.Pool, error) {
 	all, err := p.all(ctx)
 	if err != nil {
@@ -366,8 +363,8 @@ func wasShort(o *network.AddressPool, now time.Time) bool {
 		o.CreationTimestamp.Add(time.Second))
 }
 
-// isShort reports whether nodes must return the addresses of a pool that they do not
-// use: the pool has none for another node, or it is being deleted.
+// isShort reports whether nodes must return a pool's addresses that they do not use: the pool has none for another
+// node, or it is being deleted.
 func isShort(o *network.AddressPool) bool {
 	return o.DeletionTimestamp != nil || meta.IsStatusConditionTrue(o.Status.Conditions, network.ConditionShort)
 }

@@ -29,40 +29,40 @@ const (
 	apiTimeout = 10 * time.Second
 	// retryInterval is how long a plugin waits before it looks for free addresses again.
 	retryInterval = 500 * time.Millisecond
-	// maxConflicts limits how often a plugin chooses another block at once.
+	// maxConflicts limits how often a plugin immediately chooses another block.
 	maxConflicts = 10
 	// namedNodes is the number of nodes that an error names.
 	namedNodes = 3
 )
 
-// tryAgainError is an error that ends without a change of the request, such as when an address becomes free.
+// tryAgainError is an error that may go away if the same request is retried, such as when an address becomes free.
 type tryAgainError string
 
 func (e tryAgainError) Error() string { return string(e) }
 
 const (
 	errExhausted tryAgainError = "all addresses are assigned"
-	// errElsewhere means that a block of another node has a reserved address.
+	// errElsewhere means that another node's block has a reserved address.
 	errElsewhere tryAgainError = "another node has the reserved address"
 	// errInUse means that a pod on this node uses a reserved address.
 	errInUse tryAgainError = "the reserved address is in use"
 	// errKeptInUse means that another link uses the address that a pod keeps.
 	errKeptInUse tryAgainError = "the address that the pod keeps is in use"
-	// errLimit means that the namespace of the pod has as many addresses as the pool permits.
+	// errLimit means that the pod's namespace has as many addresses as the pool permits.
 	errLimit tryAgainError = "the namespace has all addresses that it can have"
 	// errConflict means that another node took overlapping addresses at the same time.
 	errConflict tryAgainError = "other nodes took the addresses at the same time"
 )
 
-// takeOrWait takes a block for an item. If no address is free, it waits for other nodes to
-// return some, as long as Options.Wait.
+// takeOrWait takes a block for an item. If no address is free, it waits up to Options.Wait for other nodes to return
+// some.
 func (a *Allocator) takeOrWait(ctx context.Context, i item, used func() (Used, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, a.options.Wait)
 	defer cancel()
 	return retry(ctx, func() error { return a.take(ctx, i, used) })
 }
 
-// retry calls try until an address that it asks for becomes free, or until ctx ends.
+// retry calls try until an address that it asks for becomes free or ctx ends.
 func retry(ctx context.Context, try func() error) error {
 	ticker := time.NewTicker(retryInterval)
 	defer ticker.Stop()
@@ -118,8 +118,8 @@ func (a *Allocator) take(ctx context.Context, i item, used func() (Used, error))
 	return fmt.Errorf("take a block from AddressPool %s: %w", i.pool.Name, errConflict)
 }
 
-// loadAndHasFree reads the blocks of the node if the Allocator's list may be old, and reports whether the node has a
-// free address for an item, and which addresses of the network are in use. The caller must have the block lock.
+// loadAndHasFree reads the node's blocks if the Allocator's list may be old. It reports whether the node has a free
+// address for an item, and which of the network's addresses are in use. The caller must have the block lock.
 func (a *Allocator) loadAndHasFree(
 	ctx context.Context, i item, used func() (Used, error),
 ) (has bool, inUse *netipx.IPSet, err error) {
@@ -141,8 +141,8 @@ func (a *Allocator) loadAndHasFree(
 	return a.free(i) > 0, inUse, nil
 }
 
-// takeNew creates a block for an item. assigned are the addresses in the blocks of the network, and inUse
-// the addresses that attachments on this node use.
+// takeNew creates a block for an item. assigned are the addresses in the network's blocks, and inUse are the
+// addresses that attachments on this node use.
 func (a *Allocator) takeNew(
 	ctx context.Context, i item, assigned, inUse *netipx.IPSet, blocks []network.AddressBlock,
 ) error {
@@ -159,11 +159,11 @@ func (a *Allocator) takeNew(
 	return a.add(ctx, taken)
 }
 
-// add makes the addresses of a block that was taken available. The caller must have the block lock.
+// add makes a taken block's addresses available. The caller must have the block lock.
 func (a *Allocator) add(ctx context.Context, taken *block) error {
 	unlock, err := a.allocation.lock(ctx)
 	if err != nil {
-		a.mustRereadBlocks.Store(true) // the next reading of the blocks finds the block
+		a.mustRereadBlocks.Store(true) // the next read of the blocks finds this one
 		return err
 	}
 	defer unlock()
@@ -199,9 +199,9 @@ func (a *Allocator) chooseBlock(
 	return nil, exhausted(i.pool, blocks, avoided)
 }
 
-// create creates a block for an item, and deletes it again if another block overlaps it, or if
-// the item's namespace has too many addresses then. others are the blocks of the network. If
-// attachments use the addresses already, the block is marked as unchecked until then.
+// create creates a block for an item, and deletes it again if another block overlaps it or the item's namespace then
+// has too many addresses. others are the network's blocks. If attachments already use the addresses, the block is
+// marked as unchecked until these checks pass.
 func (a *Allocator) create(
 	ctx context.Context, i item, addresses *netipx.IPSet, others []network.AddressBlock, inUse bool,
 ) (*block, error) {
@@ -260,8 +260,8 @@ func exhausted(pool *addresspool.Pool, blocks []network.AddressBlock, avoided []
 		pool.Name, errExhausted, addresspool.Count(pool.Addresses), others)
 }
 
-// describeNodes names the nodes with the most addresses of the selected blocks for an error, and states
-// how many of the addresses StatefulSets keep for pods that do not run.
+// describeNodes names, for an error, the nodes with the most addresses in the selected blocks, and how many of these
+// StatefulSets keep for pods that are not running.
 func describeNodes(blocks []network.AddressBlock, selects func(*network.AddressBlock) bool) (text string) {
 	counts := map[string]int{}
 	for i := range blocks {
