@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// retryInterval is the interval at which the hook tries to reach a plugin:
-	// no event announces that a socket accepts connections.
+	// retryInterval is how often the hook tries to reach a plugin: no event announces that a socket accepts
+	// connections.
 	retryInterval = 100 * time.Millisecond
 	dialTimeout   = time.Second
 )
 
-// ask sends the request to the plugins until one returns a final answer, which does not have Retry.
+// ask sends the request to the plugins until one returns a final response, without Retry.
 func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, h.Wait)
 	defer cancel()
@@ -65,7 +65,7 @@ func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) er
 type question struct {
 	Request
 	namespace, socket *os.File
-	packet            *os.File // if a plugin has asked for it: to close one takes the kernel milliseconds
+	packet            *os.File // if a plugin has asked for it: closing one takes the kernel milliseconds
 }
 
 // ask sends the request to one plugin. If the plugin needs a packet socket, ask opens it and asks
@@ -94,9 +94,8 @@ func (q *question) close() {
 // refusalTimeout limits how long a refusal delays the runtime's error.
 const refusalTimeout = 2 * time.Second
 
-// refuse returns the reason why the hook refuses a container. It also sends the reason
-// to the plugin, because not every OCI runtime reports what a hook prints: crun does
-// not.
+// refuse returns the reason why the hook refuses a container, and sends it to the plugin, because not every OCI
+// runtime reports what a hook prints: crun does not.
 func (h Hook) refuse(ctx context.Context, r Request, reason error) error {
 	ctx, cancel := context.WithTimeout(ctx, refusalTimeout)
 	defer cancel()

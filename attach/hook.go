@@ -46,8 +46,8 @@ type state struct {
 	Annotations map[string]string `json:"annotations"`
 }
 
-// Run attaches the share to the pod of the container whose state is on stdin. If
-// it returns an error, the container must not start.
+// Run attaches the share to the pod of the container that has its state on stdin. If it returns an error, the
+// container must not start.
 func (h Hook) Run(ctx context.Context, stdin io.Reader) error {
 	var s state
 	if err := json.NewDecoder(io.LimitReader(stdin, 1<<20)).Decode(&s); err != nil {
@@ -82,8 +82,7 @@ func (h Hook) Run(ctx context.Context, stdin io.Reader) error {
 	return nil
 }
 
-// setSysctls sets the kernel parameters of the link that the plugin has attached. If it fails, the
-// next container of the pod tries again.
+// setSysctls sets the attached link's kernel parameters. If it fails, the pod's next container tries again.
 func (h Hook) setSysctls(namespace *os.File, id Namespace) error {
 	record, err := OpenRecords(h.RunDir, AnyBoot, nil).Read(h.ClaimUID, h.Share, id)
 	if err != nil {
@@ -101,13 +100,11 @@ func (h Hook) setSysctls(namespace *os.File, id Namespace) error {
 	})
 }
 
-// runtimeAnnotations are the keys of the annotations in which a container runtime
-// identifies a container's pod.
+// runtimeAnnotations are the keys of the annotations that a container runtime uses to identify a container's pod.
 type runtimeAnnotations struct{ sandboxID, podUID, podNamespace, podName string }
 
-// runtimes lists the container runtimes. In containerd the keys come from its
-// package pkg/cri/annotations. CRI-O adds the labels of the kubelet (package
-// k8s.io/kubelet/pkg/types) to the annotations of a container.
+// runtimes lists the container runtimes. containerd's keys come from its package pkg/cri/annotations. CRI-O adds the
+// kubelet's labels (package k8s.io/kubelet/pkg/types) to a container's annotations.
 var runtimes = []runtimeAnnotations{
 	{sandboxID: "io.kubernetes.cri.sandbox-id", podUID: "io.kubernetes.cri.sandbox-uid",
 		podNamespace: "io.kubernetes.cri.sandbox-namespace", podName: "io.kubernetes.cri.sandbox-name"},
@@ -115,13 +112,11 @@ var runtimes = []runtimeAnnotations{
 		podNamespace: "io.kubernetes.pod.namespace", podName: "io.kubernetes.pod.name"},
 }
 
-// request returns the request for a container. It identifies the pod by the
-// annotations that the runtime sets.
+// request returns the request for a container. It identifies the pod by the runtime's annotations.
 //
-// CRI-O, and containerd if it is configured to, also copies the annotations of
-// users' pods. Neither lets them replace an annotation that the runtime itself sets,
-// but a user can add those of the other runtime. So request refuses a container that
-// has annotations of two runtimes: one of them may name another user's pod.
+// CRI-O and, if configured to, containerd also copy the annotations of users' pods. Neither lets them replace an
+// annotation that the runtime itself sets, but a user can add the other runtime's. So request refuses a container
+// with annotations from two runtimes: one of them may name another user's pod.
 func (h Hook) request(s state) (Request, error) {
 	var found []runtimeAnnotations
 	for _, keys := range runtimes {
@@ -148,8 +143,7 @@ func (h Hook) request(s state) (Request, error) {
 	return r, r.validate()
 }
 
-// podNamespace opens the container's network namespace. It refuses one that does
-// not belong to the pod.
+// podNamespace opens the container's network namespace. It refuses a namespace that does not belong to the pod.
 func podNamespace(s state) (*os.File, error) {
 	if s.Pid <= 0 {
 		return nil, fmt.Errorf("the container's state has pid %d: is this a createRuntime hook?", s.Pid)
@@ -167,8 +161,7 @@ func podNamespace(s state) (*os.File, error) {
 	return namespace, nil
 }
 
-// checkNamespace refuses the node's network namespace, and one that differs from
-// the one in the container's bundle.
+// checkNamespace refuses the node's network namespace, and any other than the one in the container's bundle.
 func checkNamespace(namespace *os.File, bundle string) error {
 	got, err := namespace.Stat()
 	if err != nil {
@@ -242,9 +235,8 @@ func (h Hook) prepareNamespace(namespace *os.File) (result preparedNamespace, er
 	return result, err
 }
 
-// runIn calls f in a network namespace, on a separate thread, which ends afterwards: no other code
-// of this process runs in the namespace. The runtime of Go does not end the first thread of the
-// process, which would keep the namespace of an ended pod.
+// runIn calls f in a network namespace, on a separate thread, which then ends: no other code in this process runs in
+// the namespace. The Go runtime does not end the process's first thread, which would keep an ended pod's namespace.
 func runIn(namespace *os.File, f func() error) error {
 	done := make(chan error)
 	go func() {
@@ -272,8 +264,8 @@ func openNetlink() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "rtnetlink"), nil
 }
 
-// openPacket opens a packet socket in this thread's namespace. It receives nothing before the
-// plugin binds it to a link.
+// openPacket opens a packet socket in this thread's namespace. It does not receive anything before the plugin binds
+// it to a link.
 func openPacket() (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -291,8 +283,8 @@ func openPacketIn(namespace *os.File) (packet *os.File, err error) {
 }
 
 // prepareInNamespace prepares this thread's namespace. If the share is attached, it sets the link's kernel
-// parameters. Otherwise it announces IPv6 addresses if the hook is configured to, and opens a netlink socket
-// for the plugin.
+// parameters. Otherwise, it announces IPv6 addresses if the hook is configured to, and opens a netlink socket for the
+// plugin.
 func (h Hook) prepareInNamespace(namespace *os.File) (preparedNamespace, error) {
 	socket, err := openNetlink()
 	if err != nil {
@@ -311,23 +303,19 @@ func (h Hook) prepareInNamespace(namespace *os.File) (preparedNamespace, error) 
 	return preparedNamespace{socket: socket, id: id}, nil
 }
 
-// announceIPv6 sets ndisc_notify for the links that the plugin will create in this
-// thread's namespace. With it, the kernel sends unsolicited neighbor advertisements (RFC
-// 4861, 7.2.6) when a link comes up, so that hosts on the network replace the MAC address
-// that an address had in another pod. The plugin cannot set it, because netlink has no
-// attribute for it. A share works without it, so that errors, such as a kernel without
-// IPv6, do not matter.
+// announceIPv6 sets ndisc_notify for the links that the plugin will create in this thread's namespace. With it, the
+// kernel sends unsolicited neighbor advertisements (RFC 4861, 7.2.6) when a link comes up, so hosts on the network
+// replace the MAC address that an IP address had in another pod. The plugin cannot set it, because netlink does not
+// have an attribute for it. A share works without it, so errors, such as on a kernel without IPv6, do not matter.
 //
-// Looking up a file below /proc/sys/net takes longer the more namespaces have had theirs
-// looked up, because the names of all have one parent in the kernel's dentry cache: 0.1 ms
-// with 10 namespaces, and 5 ms with 3,000 (Linux 6.18).
+// Looking up a file below /proc/sys/net takes longer the more namespaces have had theirs looked up, because they all
+// have the same parent in the kernel's dentry cache: 0.1 ms with 10 namespaces, and 5 ms with 3,000 (Linux 6.18).
 func announceIPv6() {
 	_ = os.WriteFile("/proc/sys/net/ipv6/conf/default/ndisc_notify", []byte("1"), 0)
 }
 
-// attached returns the share's link if it already exists in this thread's namespace, as it does for
-// all but the first container of a pod. If the hook cannot read the record, the share counts as not
-// attached, and the plugin decides.
+// attached returns the share's link if it already exists in this thread's namespace, as it does for all but a pod's
+// first container. If the hook cannot read the record, the share counts as not attached, and the plugin decides.
 func (h Hook) attached(id Namespace) (link Link, attached bool) {
 	record, err := OpenRecords(h.RunDir, AnyBoot, nil).Read(h.ClaimUID, h.Share, id)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
-// Installation is the copy of the hook in a directory of the node.
+// Installation is the hook's copy in a directory on the node.
 type Installation struct {
 	path       string
 	content    []byte
@@ -31,10 +31,10 @@ type Installation struct {
 
 const hookPrefix = "dra-shared-hook-"
 
-// NewInstallation reads the hook and determines its path in dir. The file name contains a hash of
-// the content, so that a version never replaces another one, which may be running or in the CDI
-// spec of a container. nodeMounts is the path of a file with the mounts of the node, such as its
-// /proc/1/mountinfo; if it is empty, this process has the same mounts as the node.
+// NewInstallation reads the hook and determines its path in dir. The file name contains a hash of the content, so a
+// version never replaces another one, which may be running or in a container's CDI spec. nodeMounts is the path of a
+// file with the node's mounts, such as its /proc/1/mountinfo; if it is empty, this process has the same mounts as the
+// node.
 func NewInstallation(source, dir, nodeMounts string, failpoints failpoint.Injector) (*Installation, error) {
 	content, err := os.ReadFile(source)
 	if err != nil {
@@ -82,9 +82,8 @@ func remedyOf(err error) string {
 	return ""
 }
 
-// Check returns an error if the hook is not at its path, or if its permissions or
-// the options of its mount prevent the runtime from running it. It does not read the
-// content.
+// Check returns an error if the hook is not at its path, or if its permissions or mount options prevent the runtime
+// from running it. It does not read the content.
 func (i *Installation) Check() error {
 	info, err := os.Stat(i.path)
 	if err != nil {
@@ -100,9 +99,9 @@ func (i *Installation) Check() error {
 // tryTimeout limits one run of the hook.
 const tryTimeout = 10 * time.Second
 
-// Try runs the installed hook with TryFlag, with which the hook does nothing. It fails if the
-// kernel or a security module forbids this process to execute files of the directory. It cannot
-// detect a rule that applies only to the runtime, which has a different security context.
+// Try runs the installed hook with TryFlag, which makes it do nothing. It fails if the kernel or a security module
+// forbids this process to execute files in the directory. It cannot detect a rule that applies only to the runtime,
+// which has a different security context.
 func (i *Installation) Try(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
@@ -113,7 +112,7 @@ func (i *Installation) Try(ctx context.Context) error {
 	return nil
 }
 
-// TryFlag is the flag with which the hook ends at once.
+// TryFlag is the flag that makes the hook exit immediately.
 const TryFlag = "try"
 
 // Hooks returns the paths of the hooks that are installed in a directory.

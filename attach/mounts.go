@@ -17,10 +17,9 @@ import (
 // ownMounts has the mounts of this process.
 const ownMounts = "/proc/self/mountinfo"
 
-// checkMount returns an error if the kernel refuses to execute files in dir, here or, if nodeMounts
-// is not empty, on the node. nodeMounts is a file in the format of /proc/PID/mountinfo. The mount
-// of the node must be checked separately, because container runtimes mount a directory of the node
-// into a container without the option noexec.
+// checkMount returns an error if the kernel refuses to execute files in dir, here or, if nodeMounts is not empty, on
+// the node. nodeMounts is a file in the format of /proc/PID/mountinfo. The node's mount must be checked separately,
+// because container runtimes mount a node directory into a container without the option noexec.
 func checkMount(dir, nodeMounts string) error {
 	var stat unix.Statfs_t
 	if err := unix.Statfs(dir, &stat); err != nil {
@@ -48,10 +47,10 @@ func isNoexec(m *mountinfo.Info) bool {
 	return slices.Contains(strings.Split(m.Options, ","), "noexec")
 }
 
-// nodeMountOf returns the mount of the node that a directory is on, or nil if none of the file's mounts
-// contains it. On the node, the path of the directory may contain symbolic links, which this process
-// cannot read: the runtime has resolved them before it mounted the directory here. So the file system of
-// the directory and its path there decide, which are the same for all processes.
+// nodeMountOf returns the node's mount that a directory is on, or nil if none of the file's mounts contains it. On
+// the node, the directory's path may contain symbolic links, which this process cannot read: the runtime resolved
+// them before it mounted the directory here. So the directory's filesystem and its path there decide: they are the
+// same for all processes.
 func nodeMountOf(nodeMounts, dir string) (*mountinfo.Info, error) {
 	p, err := placeOf(dir)
 	if err != nil {
@@ -73,13 +72,13 @@ func nodeMountOf(nodeMounts, dir string) (*mountinfo.Info, error) {
 	return byPath, nil
 }
 
-// place is a directory: a device number, and the path on the file system of that device.
+// place is a directory: a device number, and the path on that device's filesystem.
 type place struct {
 	major, minor int
 	path         string
 }
 
-// placeOf returns the place of a directory; the zero value if the mounts of this process do not have it.
+// placeOf returns a directory's place; the zero value if this process's mounts do not have it.
 func placeOf(dir string) (place, error) {
 	resolved, err := filepath.EvalSymlinks(dir)
 	if err != nil {
@@ -104,8 +103,8 @@ func (p place) pathBelow(m *mountinfo.Info) string {
 	return move(p.path, m.Root, m.Mountpoint)
 }
 
-// mountAmong returns the mount that has p, or nil if none has it. If the node has p at several paths, one from
-// which files can be executed wins: with a wrong error, the plugin would never serve.
+// mountAmong returns the mount that has p, or nil if none has it. If the node has p at several paths, one that allows
+// executing files wins: with a wrong error, the plugin would never serve.
 func (p place) mountAmong(mounts []*mountinfo.Info) (found *mountinfo.Info) {
 	for _, m := range mounts {
 		path := p.pathBelow(m)

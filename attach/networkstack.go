@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// Errors for runtimes whose pods would not see their links.
+// Errors for runtimes with pods that would not see their links.
 var (
 	errOwnNetworkStack = errors.New("the pod's runtime is gVisor, whose network stack has only the links that exist " +
 		"when the pod starts: choose another runtimeClassName for the pod, or set network = \"host\" in the runsc_config " +
@@ -22,15 +22,14 @@ var (
 		"the links that exist when the machine starts: choose another runtimeClassName for the pod")
 )
 
-// checkNetworkStack refuses a container that does not use the network stack of the node's kernel.
+// checkNetworkStack refuses a container that does not use the node kernel's network stack.
 //
-// gVisor starts its own network stack with the pod's sandbox, and takes over the links that exist
-// at that time. runsc runs hooks later, when it creates the container, so that the share would be
-// attached to a namespace that the container does not use. The arguments of the sandbox's process
-// are its configuration (runsc/sandbox in gvisor.dev/gvisor).
+// gVisor starts its own network stack with the pod's sandbox, and takes over the links that exist at that time. runsc
+// runs hooks later, when it creates the container, so the share would be attached to a namespace that the container
+// does not use. The sandbox process's arguments are its configuration (runsc/sandbox in gvisor.dev/gvisor).
 //
-// Kata Containers runs hooks on the node with the ID of a thread of its shim instead of that of a
-// container's process (src/runtime/pkg/katautils/hook.go in kata-containers).
+// Kata Containers runs hooks on the node with the ID of a shim thread instead of a container process
+// (src/runtime/pkg/katautils/hook.go in kata-containers).
 func checkNetworkStack(proc string, pid int) error {
 	raw, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "cmdline"))
 	if err != nil {

@@ -20,23 +20,22 @@ import (
 // OpenerCommand is the command of the hook that runs an Opener.
 const OpenerCommand = "open-namespaces"
 
-// Opener opens sockets in the network namespaces of running pods, through which the plugin renews
-// leases of addresses. The plugin itself has no privilege to enter namespaces. It is the only part
-// of the driver that enters namespaces after pods have started. It changes nothing itself, keeps no
-// state, and closes each socket as soon as it has sent it.
+// Opener opens sockets in running pods' network namespaces, which the plugin uses to renew address leases. The plugin
+// itself does not have the privilege to enter namespaces. The Opener is the only part of the driver that enters
+// namespaces after pods have started. It does not change anything or keep state, and it closes each socket once sent.
 //
 // It opens only the namespaces of attachments that have a lease (Link.DHCP).
 type Opener struct {
 	// Socket is the path of its unix socket.
 	Socket string
-	// Namespaces is the directory in which the runtime mounts the network namespaces of pods.
+	// Namespaces is the directory where the runtime mounts pods' network namespaces.
 	Namespaces string
 	// RunDir is the plugin's run directory.
 	RunDir string
 }
 
-// openRequest asks for sockets in the namespace of an attachment. The answer is a Response with the
-// descriptors of a netlink socket and a packet socket, or with an error.
+// openRequest asks for sockets in an attachment's namespace. The answer is a Response with a netlink socket's and a
+// packet socket's descriptors, or with an error.
 type openRequest struct {
 	Version   int       `json:"version"`
 	ClaimUID  string    `json:"claimUID"`
@@ -74,7 +73,7 @@ func (o Opener) Serve(ctx context.Context) error {
 	}
 }
 
-// serve answers one request. It does not report errors of the connection, because the plugin does.
+// serve answers one request. It does not report connection errors, because the plugin does.
 func (o Opener) serve(conn *net.UnixConn) {
 	defer conn.Close()
 	if err := conn.SetDeadline(time.Now().Add(requestTimeout)); err != nil {
@@ -138,7 +137,7 @@ func (o Opener) open(id Namespace) (files []*os.File, err error) {
 	return files, nil
 }
 
-// find opens the namespace with an inode.
+// find opens the namespace with an inode number.
 func (o Opener) find(inode uint64) (*os.File, error) {
 	entries, err := os.ReadDir(o.Namespaces)
 	if err != nil {
@@ -163,8 +162,8 @@ func (o Opener) find(inode uint64) (*os.File, error) {
 		"elsewhere?: %w", o.Namespaces, inode, os.ErrNotExist)
 }
 
-// OpenIn asks the opener that listens on a socket to open sockets in the namespace of an attachment.
-// The caller closes them.
+// OpenIn asks the opener that listens on a socket to open sockets in an attachment's namespace. The caller closes
+// them.
 func OpenIn(ctx context.Context, path string, r Record) (opened Sockets, err error) {
 	dialer := net.Dialer{Timeout: dialTimeout}
 	c, err := dialer.DialContext(ctx, network, path)

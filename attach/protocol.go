@@ -31,16 +31,16 @@ type Request struct {
 	Share     string `json:"share"` // the CDI device's name
 	Pod       Pod    `json:"pod"`
 	SandboxID string `json:"sandboxID"`
-	// Refusal is the reason why the hook refuses the container, or "". A request with a reason has
-	// no descriptors, and the plugin attaches nothing: a plugin of an earlier release, which does
-	// not know this field, rejects the request, because descriptors are missing.
+	// Refusal is the reason why the hook refuses the container, or "". A request with a reason does not have
+	// descriptors, and the plugin does not attach anything: a plugin from an earlier release, which does not know this
+	// field, rejects the request because descriptors are missing.
 	Refusal string `json:"refusal,omitempty"`
-	// Packet means that the request has a third descriptor, of a packet socket. The hook sends it
-	// when the plugin has asked for it; see Response.Packet.
+	// Packet means that the request has a third descriptor, for a packet socket. The hook sends it when the plugin has
+	// asked for it; see Response.Packet.
 	Packet bool `json:"packet,omitempty"`
 }
 
-// descriptors returns the number of descriptors of the request.
+// descriptors returns the request's number of descriptors.
 func (r Request) descriptors() int {
 	switch {
 	case r.Refusal != "":
@@ -68,8 +68,8 @@ type Response struct {
 	// Retry means that the plugin is about to repair what Error describes: the hook
 	// asks again while it has time.
 	Retry bool `json:"retry,omitempty"`
-	// Packet means that the plugin needs a packet socket that was opened in the pod, to lease an
-	// address: the hook opens one and asks again. A hook of an earlier release reports Error.
+	// Packet means that the plugin needs a packet socket that was opened in the pod, to lease an address: the hook
+	// opens one and asks again. A hook from an earlier release reports Error.
 	Packet bool `json:"packet,omitempty"`
 }
 
@@ -130,14 +130,13 @@ func send(conn *net.UnixConn, message any, files ...*os.File) error {
 	return err
 }
 
-// receive reads one message with exactly that many descriptors. It refuses a
-// truncated message and one with other descriptors, and closes them.
+// receive reads one message with exactly that many descriptors. It refuses a message that is truncated or has a
+// different number of descriptors, and closes them.
 func receive(conn *net.UnixConn, message any, descriptors int) ([]*os.File, error) {
 	return receiveMessage(conn, message, func() int { return descriptors })
 }
 
-// receiveMessage reads one message, and then calls descriptors for the number of
-// descriptors that it must have.
+// receiveMessage reads one message, and then calls descriptors to find out how many it must have.
 func receiveMessage(conn *net.UnixConn, message any, descriptors func() int) ([]*os.File, error) {
 	payload := make([]byte, maxMessage)
 	rights := make([]byte, unix.CmsgSpace(4*maxDescriptors))

@@ -32,10 +32,10 @@ const (
 type Namespace struct {
 	Inode  uint64 `json:"inode"`  // of the namespace in nsfs; the kernel reuses it
 	Cookie uint64 `json:"cookie"` // the kernel never reuses it
-	NSID   int    `json:"nsid"`   // the ID that the node's namespace has for it; the kernel reuses it
+	NSID   int    `json:"nsid"`   // its ID in the node's namespace; the kernel reuses it
 }
 
-// Same reports whether n and other are the same namespace: one that had the inode earlier has another cookie.
+// Same reports whether n and other are the same namespace: an earlier one with the same inode has another cookie.
 func (n Namespace) Same(other Namespace) bool {
 	return n.Inode == other.Inode && n.Cookie == other.Cookie
 }
@@ -54,7 +54,7 @@ func identifyNamespace(namespace, socket *os.File) (Namespace, error) {
 	return NamespaceOf(namespace, cookie)
 }
 
-// NamespaceOf identifies an open namespace whose cookie is known.
+// NamespaceOf identifies an open namespace with a known cookie.
 func NamespaceOf(f *os.File, cookie uint64) (Namespace, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -67,37 +67,32 @@ func NamespaceOf(f *os.File, cookie uint64) (Namespace, error) {
 	return Namespace{Inode: stat.Ino, Cookie: cookie}, nil
 }
 
-// Link is the payload of an attachment that is a network interface. It is
-// in this package because the hook reads it, without a plugin, to find out
-// whether the link of a restarting container still exists.
+// Link is the payload of an attachment that is a network interface. It is in this package because the hook reads it,
+// without a plugin, to find out whether a restarting container's link still exists.
 type Link struct {
 	Parent int    `json:"parent"` // interface index of the NIC
 	Index  int    `json:"index"`  // interface index in the pod
 	Name   string `json:"name"`   // name in the pod
 	MAC    string `json:"mac"`
 	MTU    int    `json:"mtu"` // bytes
-	// Addresses are the addresses from AddressPools, with their prefix lengths; Network is the
-	// network of the pools. The plugin writes a record with addresses before it creates the link,
-	// with Index 0, and again afterwards.
+	// Addresses are the addresses from AddressPools, with their prefix lengths; Network is the pools' network. The
+	// plugin writes a record with addresses, and Index 0, before it creates the link, and again afterward.
 	Network   string   `json:"network,omitempty"`
 	Addresses []string `json:"addresses,omitempty"`
 	// Nameservers are the DNS servers of these pools.
 	Nameservers []string `json:"nameservers,omitempty"`
 	// Sources are all addresses that the link had at its creation, without prefix length.
 	Sources []string `json:"sources,omitempty"`
-	// Sysctls are kernel parameters of the link that the hook sets. IFNAME in their names
-	// stands for the name of the link.
+	// Sysctls are the link's kernel parameters that the hook sets. IFNAME in their names stands for the link's name.
 	Sysctls map[string]string `json:"sysctls,omitempty"`
 	// Bridge means that the link may exchange frames with other such links of the NIC.
 	Bridge bool `json:"bridge,omitempty"`
 	// VEPA means that the macvlan is in mode vepa. A Bridge link without it is in mode bridge:
 	// an earlier release attached it, or its NIC was without enforcement.
 	VEPA bool `json:"vepa,omitempty"`
-	// Identity means that the link was attached by a release that drops frames without the
-	// addresses of the link.
+	// Identity means that the link was attached by a release that drops frames without the link's addresses.
 	Identity bool `json:"identity,omitempty"`
-	// DHCP is the lease of a link that gets its IPv4 address from a DHCP server. Sources has
-	// the address too.
+	// DHCP is the lease of a link that gets its IPv4 address from a DHCP server. Sources also has the address.
 	DHCP *Lease `json:"dhcp,omitempty"`
 }
 
@@ -112,12 +107,11 @@ type Lease struct {
 	Address string `json:"address,omitempty"`
 	// Last is the address that the link had before its lease ended.
 	Last string `json:"last,omitempty"`
-	// Server is the identifier of the server, and ServerMAC where its answers came from.
+	// Server is the server's identifier, and ServerMAC is where its answers came from.
 	Server    string       `json:"server,omitempty"`
 	ServerMAC string       `json:"serverMAC,omitempty"`
 	Routes    []LeaseRoute `json:"routes,omitempty"`
-	// Renew, Rebind, and Expires are the times T1, T2, and the end of the lease (RFC 2131); 0 in a
-	// lease without end.
+	// Renew, Rebind, and Expires are T1, T2, and the end of the lease (RFC 2131); 0 if the lease does not end.
 	Renew   int64 `json:"renew,omitempty"`
 	Rebind  int64 `json:"rebind,omitempty"`
 	Expires int64 `json:"expires,omitempty"`
@@ -129,12 +123,11 @@ type LeaseRoute struct {
 	Gateway     string `json:"gateway,omitempty"`
 }
 
-// Record describes one attachment: a share in one pod sandbox. It holds
-// everything that the plugin needs to detach the share again. A record is valid
-// until the node reboots, as is the attachment; records are on a tmpfs.
+// Record describes one attachment: a share in one pod sandbox. It holds everything that the plugin needs to detach
+// the share again. Like the attachment, a record is valid until the node reboots; records are on a tmpfs.
 //
-// The JSON field names belong to version 1 and must not change: a plugin of
-// the previous release reads these records after a rollback.
+// The JSON field names belong to version 1 and must not change: the previous release's plugin reads these records
+// after a rollback.
 type Record struct {
 	Version   int       `json:"version"`
 	BootID    string    `json:"bootID"`
@@ -150,8 +143,8 @@ type Record struct {
 	Payload json.RawMessage `json:"link,omitempty"`
 	// Number is the share's number on its device; see record.Share.
 	Number uint16 `json:"class"`
-	// RecordedShare is a copy of the share in the claim record, in the format of that record. The
-	// plugin uses it if the claim record is lost. Optional.
+	// RecordedShare is a copy of the share in the claim record, in that record's format. The plugin uses it if the
+	// claim record is lost. Optional.
 	RecordedShare json.RawMessage `json:"grant,omitempty"`
 }
 
@@ -170,17 +163,15 @@ type Records struct {
 	dir        string
 	bootID     string
 	failpoints failpoint.Injector
-	// files are all files of the directory. Those other than records have the error
-	// errNoRecord.
+	// files are all files in the directory. Files that are not records have the error errNoRecord.
 	files *files.Directory[*Record]
 }
 
-// AnyBoot accepts the records of any boot, for callers that compare a record
-// with the link that exists.
+// AnyBoot accepts records from any boot, for callers that compare a record to the existing link.
 const AnyBoot = ""
 
-// OpenRecords returns the attachment records below a plugin's run directory.
-// New records contain bootID; records of another boot count as missing.
+// OpenRecords returns the attachment records below a plugin's run directory. New records contain bootID; records from
+// another boot count as missing.
 func OpenRecords(runDir, bootID string, failpoints failpoint.Injector) *Records {
 	dir := RecordsDir(runDir)
 	return &Records{
@@ -191,9 +182,8 @@ func OpenRecords(runDir, bootID string, failpoints failpoint.Injector) *Records 
 // suffix ends the names of records.
 const suffix = ".json"
 
-// path returns the path of a record. It starts with the claim, so that the
-// records of a claim are found without reading all. It contains a hash of the
-// share, because a share's name may be unsuitable for a path.
+// path returns the path of a record. It starts with the claim, so a claim's records are found without reading all
+// records. It contains a hash of the share, because a share's name may be unsuitable for a path.
 func (s *Records) path(claimUID, share string, ns Namespace) string {
 	sum := sha256.Sum256([]byte(share))
 	return filepath.Join(s.dir, fmt.Sprintf("%s_%x-%x%s", pathElement(claimUID), ns.Cookie, sum[:10], suffix))
@@ -259,7 +249,7 @@ func readFile(path string) (*Record, error) {
 	return &r, err
 }
 
-// readRecord reads a record of any boot.
+// readRecord reads a record from any boot.
 func readRecord(path string) (Record, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -303,7 +293,7 @@ func (s *Records) List() ([]Record, error) {
 	return s.Select(func(*Record) bool { return true })
 }
 
-// Select returns the records for which selected returns true. Otherwise it behaves like List.
+// Select returns the records that selected returns true for. Otherwise it behaves like List.
 func (s *Records) Select(selected func(*Record) bool) ([]Record, error) {
 	return s.list("", selected)
 }
@@ -313,7 +303,7 @@ func (s *Records) OfClaim(claimUID string) ([]Record, error) {
 	return s.list(pathElement(claimUID)+"_", func(r *Record) bool { return r.ClaimUID == claimUID })
 }
 
-// list returns the records that are selected among those whose path begins with prefix.
+// list returns the selected records among those with a path that begins with prefix.
 func (s *Records) list(prefix string, selected func(*Record) bool) (records []Record, failed error) {
 	var found []*Record // copied at the end, because there may be thousands
 	err := s.files.Each(prefix, func(_ string, r *Record, err error) {
@@ -335,9 +325,9 @@ func (s *Records) list(prefix string, selected func(*Record) bool) (records []Re
 // unreadableSuffix ends the names of renamed records that cannot be read.
 const unreadableSuffix = ".unreadable"
 
-// RenameCorrupt renames the corrupt records, and List then no longer fails because of them. It returns what is wrong
-// with each; err is about renaming them. A record that the system cannot read keeps its name, because it may be intact.
-// RemoveClaim removes the renamed records.
+// RenameCorrupt renames the corrupt records, so that List no longer fails because of them. It returns what is wrong
+// with each; err is about renaming them. A record that the system cannot read keeps its name, because it may be
+// intact. RemoveClaim removes the renamed records.
 func (s *Records) RenameCorrupt() (corrupt []error, err error) {
 	var failed error
 	err = s.files.Each("", func(name string, _ *Record, readErr error) {
@@ -352,8 +342,7 @@ func (s *Records) RenameCorrupt() (corrupt []error, err error) {
 	return corrupt, errors.Join(err, failed)
 }
 
-// Unreadable returns the UIDs of the claims of renamed records, by the path of the
-// record.
+// Unreadable returns the claim UIDs of renamed records, by record path.
 func (s *Records) Unreadable() (claimUIDs map[string]string, err error) {
 	claimUIDs = map[string]string{}
 	err = s.files.Each("", func(name string, _ *Record, _ error) {

@@ -29,7 +29,7 @@ type Handler interface {
 
 // Sockets are the descriptors of a request.
 type Sockets struct {
-	// Namespace is the network namespace of the pod.
+	// Namespace is the pod's network namespace.
 	Namespace *os.File
 	// Netlink is a NETLINK_ROUTE socket that was opened in it.
 	Netlink *os.File
@@ -38,15 +38,15 @@ type Sockets struct {
 	Packet *os.File
 }
 
-// ErrPacketNeeded is wrapped by an error of a Handler that needs Sockets.Packet. The hook then opens the socket and
-// sends the request again.
+// ErrPacketNeeded is wrapped by an error from a Handler that needs Sockets.Packet. The hook then opens the socket and
+// resends the request.
 var ErrPacketNeeded = errors.New(
 	"the hook must open a packet socket in the pod; a hook of an earlier release cannot do that")
 
-// Lack reports whether err, an error of a Handler, asks the hook for a socket that is missing.
+// Lack reports whether err, an error from a Handler, asks the hook for a missing socket.
 func (s Sockets) Lack(err error) bool { return s.Packet == nil && errors.Is(err, ErrPacketNeeded) }
 
-// Identify identifies the namespace by the socket that was opened in it.
+// Identify identifies the namespace by the socket opened in it.
 func (s Sockets) Identify() (Namespace, error) { return identifyNamespace(s.Namespace, s.Netlink) }
 
 // Server is the plugin's end of the protocol.
@@ -57,17 +57,17 @@ type Server struct {
 	group    sync.WaitGroup
 
 	mu       sync.Mutex
-	perClaim map[string]int // requests that the handler serves, by UID of their claim
+	perClaim map[string]int // requests that the handler serves, by claim UID
 }
 
 const (
-	// maxConnections limits the hooks that are served at the same time, each of which takes up to four
-	// descriptors. Others wait in the socket's backlog: a pod with a few claims must not fill all slots.
+	// maxConnections limits the hooks that are served at the same time, which take up to four descriptors each. Others
+	// wait in the socket's backlog: a pod with a few claims must not fill all slots.
 	maxConnections = 512
-	// maxConnectionsOfClaim limits those for one claim: most of them only wait for each other. The hooks of
-	// others ask again.
+	// maxConnectionsOfClaim limits the connections for one claim: most of them only wait for each other. Hooks beyond
+	// the limit ask again.
 	maxConnectionsOfClaim = 16
-	// requestTimeout limits the wait for a peer that connects and sends nothing.
+	// requestTimeout limits the wait for a peer that connects without sending anything.
 	requestTimeout = 5 * time.Second
 	// attachTimeout limits the handler.
 	attachTimeout = 30 * time.Second
@@ -223,13 +223,12 @@ func (s *Server) leave(claim string) {
 	}
 }
 
-// handlerError is an error that is not logged: of the Handler, which logs its own, or errTooManyRequests.
+// handlerError is an error that is not logged: the Handler's, which logs its own, or errTooManyRequests.
 type handlerError struct{ error }
 
 func (e *handlerError) Unwrap() error { return e.error }
 
-// checkPeer refuses peers other than root. The directory excludes them already,
-// unless its mode was changed.
+// checkPeer refuses peers other than root. The directory already excludes them, unless its mode was changed.
 func checkPeer(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -13,8 +13,7 @@ import (
 	"strings"
 )
 
-// sysctlDir is the directory of kernel parameters. Files below it belong to the network
-// namespace of the thread that opens them.
+// sysctlDir is the directory of kernel parameters. Files below it belong to the opening thread's network namespace.
 const sysctlDir = "/proc/sys"
 
 // setSysctls sets the kernel parameters of a link in this thread's namespace. The pod may have
@@ -41,8 +40,8 @@ func (l Link) setSysctls() error {
 	return nil
 }
 
-// sysctlPath returns the file of a kernel parameter such as net.ipv4.conf.IFNAME.arp_ignore. The
-// name of a link may have dots, so it replaces IFNAME last.
+// sysctlPath returns the file of a kernel parameter such as net.ipv4.conf.IFNAME.arp_ignore. A link's name may have
+// dots, so it replaces IFNAME last.
 func sysctlPath(name, link string) (string, error) {
 	parts := strings.Split(name, ".")
 	i := slices.Index(parts, "IFNAME")
