@@ -5,10 +5,9 @@
 // which makes the container runtime run the driver's hook and set environment
 // variables that report the grant.
 //
-// There is one spec file per claim, validated by the CDI library, and a directory
-// of the files that its devices mount. Runtimes cache specs and read them again
-// only for an unknown device. Therefore the name of a device contains the claim's
-// UID and is never reused.
+// There is one spec file per claim, validated by the CDI library, and a directory of the files that its devices
+// mount. Runtimes cache specs and reread them only for an unknown device. Therefore, a device name contains the
+// claim's UID and is never reused.
 package cdi
 
 import (
@@ -33,18 +32,18 @@ import (
 type Device struct {
 	Name string
 	Edits
-	Hook *Hook // nil if the device needs no hook
+	Hook *Hook // nil if the device does not need a hook
 }
 
-// Edits describes the additions of a device to a container.
+// Edits describes what a device adds to a container.
 type Edits struct {
 	Env         []string `json:"env,omitempty"`         // NAME=value
 	DeviceNodes []string `json:"deviceNodes,omitempty"` // paths, the same on the node and in the container
 	Mounts      []Mount  `json:"mounts,omitempty"`
 	Files       []File   `json:"files,omitempty"`
-	// Hook contains arguments of the driver's hook, without the program name. For a device that is
-	// attached to pods, they are added to those of the driver; for another device, they are all
-	// arguments, and without them, the device has no hook.
+	// Hook contains arguments of the driver's hook, without the program name. For a device that is attached to pods,
+	// they are added to the driver's; for another device, they are all arguments, and without them, the device does not
+	// have a hook.
 	Hook []string `json:"hook,omitempty"`
 }
 
@@ -54,7 +53,7 @@ type File struct {
 	Content       string `json:"content"`
 }
 
-// Mount is a bind mount of a file or directory of the node.
+// Mount is a bind mount of a file or directory on the node.
 type Mount struct {
 	HostPath      string `json:"hostPath"`
 	ContainerPath string `json:"containerPath"`
@@ -99,14 +98,13 @@ func (s *Specs) MakeDirs() error {
 	return nil
 }
 
-// class is the CDI class of the devices.
+// class is the devices' CDI class.
 const class = "share"
 
-// Kind returns the CDI kind of the devices: vendor/class.
+// Kind returns the devices' CDI kind: vendor/class.
 func (s *Specs) Kind() string { return s.driver + "/" + class }
 
-// ID returns the qualified name by which the kubelet passes a device to the
-// runtime.
+// ID returns the qualified name that the kubelet passes to the runtime for a device.
 func (s *Specs) ID(device string) string { return parser.QualifiedName(s.driver, class, device) }
 
 // DeviceName returns the name of a share's device: the claim's UID, the request
@@ -119,7 +117,7 @@ func DeviceName(claimUID, request, shareID string) string {
 	return name
 }
 
-// prefix and suffix are the parts of the names of spec files around the claim's UID.
+// prefix and suffix are the parts of a spec file's name around the claim's UID.
 func (s *Specs) prefix() string { return cdiapi.GenerateTransientSpecName(s.driver, class, "") }
 
 const suffix = ".json"
@@ -181,9 +179,8 @@ func (s *Specs) Write(claimUID string, devices []Device) error {
 	return nil
 }
 
-// containerEdits converts edits for a spec. The runtime determines the type and
-// numbers of a device node; containers may read and write the node, but not create
-// further nodes.
+// containerEdits converts edits for a spec. The runtime determines the type and numbers of a device node; containers
+// may read and write the node, but not create more nodes.
 func (e Edits) containerEdits() specs.ContainerEdits {
 	edits := specs.ContainerEdits{Env: e.Env}
 	for _, path := range e.DeviceNodes {
