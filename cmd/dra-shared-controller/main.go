@@ -36,8 +36,8 @@ type flags struct {
 	logging                      *logsapi.LoggingConfiguration
 }
 
-// gcPercent is the default of GOGC. With it, the garbage collector runs more often than Go's default: the caches
-// are large and change little, so that this saves memory at a low cost.
+// gcPercent is the default of GOGC. With it, the garbage collector runs more often than Go's default: the caches are
+// large and rarely change, so this saves memory at a low cost.
 const gcPercent = 40
 
 func main() {

@@ -7,14 +7,13 @@
 // container does not start, and the text on standard error appears in the pod's
 // events.
 //
-// With the command limit-memory it limits the container's cgroup instead: see
-// package dmem.
+// With the command limit-memory, it limits the container's cgroup instead: see package dmem.
 //
-// With the command open-namespaces it runs in a container of the plugin's pod, and opens
-// sockets in the network namespaces of pods for the plugin: see attach.Opener.
+// With the command open-namespaces, it runs in a container in the plugin's pod, and opens sockets in pods' network
+// namespaces for the plugin: see attach.Opener.
 //
-// It runs on the node, not in a container, and at each start of such a container:
-// it is static and links nothing that it does not need.
+// Except with open-namespaces, it runs on the node, not in a container, whenever such a container starts. It is
+// static and links only what it needs.
 package main
 
 import (

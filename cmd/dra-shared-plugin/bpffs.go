@@ -10,9 +10,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/bpffs"
 )
 
-// newMountBPFFSCommand returns the command of the chart's init container for nodes
-// without a BPF file system. systemd mounts one on most nodes, but not on nodes that
-// are containers themselves, such as kind nodes.
+// newMountBPFFSCommand returns the command of the chart's init container for nodes without a BPF filesystem. systemd
+// mounts one on most nodes, but not on nodes that are containers themselves, such as kind nodes.
 func newMountBPFFSCommand() *cobra.Command {
 	var dir string
 	c := &cobra.Command{

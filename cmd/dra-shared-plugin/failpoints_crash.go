@@ -17,10 +17,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
 )
 
-// newFailpoints returns an injector that ends the plugin before or after the n-th
-// operation since the file "die" appeared in the run directory. The file contains
-// "before n" or "after n"; the injector removes it, so that the next plugin runs. It
-// appends the name of each operation to the file "steps", if that exists.
+// newFailpoints returns an injector that ends the plugin before or after the n-th operation since the file "die"
+// appeared in the run directory. The file contains "before n" or "after n"; the injector removes it so that the next
+// plugin runs. It appends the name of each operation to the file "steps", if that exists.
 func newFailpoints(runDir string) failpoint.Injector {
 	c := &crashInjector{die: filepath.Join(runDir, "die"), steps: filepath.Join(runDir, "steps")}
 	return func(name string, operation func() error) error { return c.killer().Inject(name, operation) }
@@ -34,8 +33,7 @@ type crashInjector struct {
 	current *failpointtest.Killer
 }
 
-// killer returns the killer for the content of the file die. It counts the operations
-// since that content appeared.
+// killer returns the killer for the content of the file die. It counts the operations since the content appeared.
 func (c *crashInjector) killer() *failpointtest.Killer {
 	c.mu.Lock()
 	defer c.mu.Unlock()

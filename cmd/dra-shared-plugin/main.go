@@ -184,21 +184,21 @@ func (f *flags) loadConfig() (*config.DriverConfig, error) {
 	return c, nil
 }
 
-// restConfig returns the configuration of clients of the API server.
+// restConfig returns the configuration for API server clients.
 func (f *flags) restConfig() (*rest.Config, error) {
 	c, err := restconfig.Load(f.kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	// The API server limits clients by priority and fairness. The default of
-	// client-go, 5 requests per second, would delay the status by seconds.
+	// The API server limits clients by priority and fairness. client-go's default, 5 requests per second, would delay
+	// the status by seconds.
 	c.QPS, c.Burst = 50, 100
 	c.Wrap(httpfailpoint.Transport(f.Failpoints))
 	return c, nil
 }
 
-// completeOptions sets the options of the driver that follow from the flags: clients,
-// directories, and the hook. stop ends the recording of events.
+// completeOptions sets the driver options that follow from the flags: clients, directories, and the hook. stop stops
+// recording events.
 func (f *flags) completeOptions(ctx context.Context, c *rest.Config) (stop func(), err error) {
 	f.RollingUpdate = true
 	f.PluginDir = filepath.Join(f.kubeletDir, "plugins", f.DriverName)
@@ -224,7 +224,7 @@ func (f *flags) completeOptions(ctx context.Context, c *rest.Config) (stop func(
 }
 
 // newNode returns the Node that manages the NICs. The plugin drops CAP_PERFMON when the classifier is loaded, or
-// at once if no network needs the classifier.
+// immediately if no network needs the classifier.
 func (f *flags) newNode(ctx context.Context, c *config.DriverConfig) (*netdev.Node, error) {
 	node, err := netdev.NewNode(netdev.Options{
 		BPFFS:      f.bpffs,
@@ -271,7 +271,7 @@ func (f *flags) socketOpener() func(context.Context, attach.Record) (attach.Sock
 	}
 }
 
-// addressPoolOptions returns the options of the allocator of addresses of pools.
+// addressPoolOptions returns the options of the allocator for addresses from pools.
 func (f *flags) addressPoolOptions(restConfig *rest.Config) (*ipam.Options, error) {
 	api, err := ipam.NewAPI(restConfig)
 	if err != nil {
@@ -283,12 +283,12 @@ func (f *flags) addressPoolOptions(restConfig *rest.Config) (*ipam.Options, erro
 	}
 	return &ipam.Options{
 		Node: f.NodeName, Instance: f.Instance, API: api, Locks: locks, NodeLabels: f.nodeLabels,
-		// A plugin of another release that runs at the same time must use the same file.
+		// A plugin from another release that runs at the same time must use the same file.
 		LastPluginFile: filepath.Join(f.RunDir, "addresses-holder"), Failpoints: f.Failpoints,
 	}, nil
 }
 
-// nodeLabels returns the labels of the node.
+// nodeLabels returns the node's labels.
 func (f *flags) nodeLabels(ctx context.Context) (map[string]string, error) {
 	node, err := f.Client.CoreV1().Nodes().Get(ctx, f.NodeName, metav1.GetOptions{})
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver"
 )
 
-// metricsServer serves metrics. The plugin also serves claims without it: a port that another program uses must not
+// metricsServer serves metrics. The plugin serves claims even without it: a port used by another program must not
 // keep pods from starting.
 type metricsServer struct {
 	address  string
@@ -33,19 +33,19 @@ type metricsServer struct {
 	problems problemReporter
 }
 
-// problemReporter sends events about problems of the node. The plugin's driver implements it.
+// problemReporter sends events about problems with the node. The plugin's driver implements it.
 type problemReporter interface {
 	Warn(w driver.Warning)
 	EndWarning(w driver.Warning)
 }
 
-// notServed is the problem that the plugin serves no metrics, without its message.
+// notServed is the problem that the plugin does not serve metrics, without its message.
 var notServed = driver.Warning{
 	Reason:    params.EventReasonMetricsNotServed,
 	EndReason: params.EventReasonMetricsServed, EndMessage: "the plugin serves metrics",
 }
 
-// metricsInterval is the interval at which the plugin tries again to serve metrics.
+// metricsInterval is how often the plugin retries serving metrics.
 const metricsInterval = 10 * time.Second
 
 // newMetricsServer returns the server for --metrics-address.
@@ -67,7 +67,7 @@ func (f *flags) newMetricsServer(
 }
 
 // startMetrics serves metrics in the background, if --metrics-address is set. stop stops the server and waits for it:
-// the plugin also ends when ctx does not, because of an error.
+// after an error, the plugin ends although ctx does not.
 func (f *flags) startMetrics(
 	ctx context.Context, registry *prometheus.Registry, problems problemReporter,
 ) (stop func()) {
@@ -107,7 +107,7 @@ func (s *metricsServer) run(ctx context.Context) {
 	}
 }
 
-// serve serves metrics until ctx ends or that fails. Both plugins of a rolling update listen on the same port of the
+// serve serves metrics until ctx ends or that fails. Both plugins of a rolling update listen on the same port on the
 // node (SO_REUSEPORT).
 func (s *metricsServer) serve(ctx context.Context) error {
 	config := net.ListenConfig{Control: reusePort}

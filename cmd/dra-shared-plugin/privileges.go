@@ -12,8 +12,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/capability"
 )
 
-// dropPerfmon drops CAP_PERFMON, which lets a process load programs that read the kernel's memory.
-// The plugin needs it only to load the classifier, and not with every kernel.
+// dropPerfmon drops CAP_PERFMON, which lets a process load programs that read kernel memory. The plugin needs it only
+// to load the classifier, and not on every kernel.
 func dropPerfmon(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	if err := capability.Drop(unix.CAP_PERFMON); err != nil {

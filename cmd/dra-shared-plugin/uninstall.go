@@ -26,10 +26,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/restconfig"
 )
 
-// newUninstallCheckCommand returns the command that Helm runs before it removes the
-// chart. Without a plugin the kubelet cannot unprepare claims, and their pods stay
-// Terminating. Without a controller, claims stay reserved for objects other than pods, and pods
-// stay behind the scheduling gate.
+// newUninstallCheckCommand returns the command that Helm runs before it removes the chart. Without a plugin, the
+// kubelet cannot unprepare claims, and their pods stay Terminating. Without a controller, claims stay reserved for
+// objects other than pods, and pods stay behind the scheduling gate.
 func newUninstallCheckCommand() *cobra.Command {
 	var driver, kubeconfig string
 	c := &cobra.Command{
@@ -86,7 +85,7 @@ func checkShares(claims []resourceapi.ResourceClaim, driver string) error {
 }
 
 // checkHolders returns an error while the controller holds claims for objects other than pods. The claims may be on
-// devices of other drivers. Only the controller removes the entries of these objects.
+// other drivers' devices. Only the controller removes these objects' entries.
 func checkHolders(claims []resourceapi.ResourceClaim) error {
 	var held []string
 	for _, c := range claims {
@@ -106,9 +105,9 @@ func checkHolders(claims []resourceapi.ResourceClaim) error {
 		"helm uninstall --no-hooks skips this check", listed(held))
 }
 
-// isHeldByController reports whether the entry of a claim is one that only the controller removes. It adds entries for
-// owners to claims that it has generated, and for holders to claims with the annotation reserved-for. All other entries
-// that it adds have the API group of its PodGroups. Kubernetes removes the entries of its own PodGroups.
+// isHeldByController reports whether only the controller removes a claim's entry. The controller adds entries for
+// owners to claims that it has generated, and for holders to claims with the annotation reserved-for. All other
+// entries that it adds have its PodGroups' API group. Kubernetes removes entries for its own PodGroups.
 func isHeldByController(c resourceapi.ResourceClaim, entry resourceapi.ResourceClaimConsumerReference) bool {
 	if claimref.IsPodEntry(entry) || entry.APIGroup == schedulingapi.GroupName {
 		return false

@@ -1,12 +1,10 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command dra-shared-probe is run by the kubelet for the probes of the plugin's
-// container. It succeeds if a check of the plugin does; otherwise the reason is on
-// standard error, and in the events of the plugin's pod.
+// Command dra-shared-probe is run by the kubelet for the probes of the plugin's container. It succeeds if the
+// plugin's check does; otherwise, the reason is on standard error and in the plugin pod's events.
 //
-// It is a separate program because the plugin's is large, and the kubelet starts it
-// every few seconds.
+// It is a separate program because the plugin binary is large, and the kubelet starts a probe every few seconds.
 package main
 
 import (
