@@ -15,17 +15,16 @@ import (
 )
 
 const (
-	// blockFraction determines the default block size: a node takes this fraction of the free
-	// addresses. Blocks become smaller while the pool fills, so that the first nodes do not take
-	// all addresses of a small pool.
+	// blockFraction determines the default block size: a node takes this fraction of the free addresses. Blocks become
+	// smaller as the pool fills, so that the first nodes do not take all addresses in a small pool.
 	blockFraction = 16
 	// maxDefaultBlock limits the default block size.
 	maxDefaultBlock = 64
-	// maxShortage limits the number of free addresses at which a pool without BlockSize is short.
+	// maxShortage limits the number of free addresses below which a pool without BlockSize is short.
 	maxShortage = 16
 )
 
-// blockSize returns the size of the next block of a pool with a number of free addresses.
+// blockSize returns the size of a pool's next block, given its number of free addresses.
 func (p *Pool) blockSize(free *big.Int) int {
 	if p.BlockSize != 0 {
 		return p.BlockSize
@@ -34,9 +33,8 @@ func (p *Pool) blockSize(free *big.Int) int {
 	return 1 << (bits.Len(uint(size)) - 1)
 }
 
-// IsShort reports whether nodes must return the addresses that they do not use, because too few
-// addresses of the pool are unassigned, that is, in no block: fewer than BlockSize or, if that is
-// 0, fewer than a sixteenth of the pool, 16 at most.
+// IsShort reports whether nodes must return unused addresses because too few of the pool's addresses are unassigned
+// (not in any block): fewer than BlockSize or, if that is 0, fewer than a sixteenth of the pool, 16 at most.
 func (p *Pool) IsShort(unassigned *big.Int) bool {
 	limit := p.BlockSize
 	if limit == 0 {
@@ -87,12 +85,10 @@ func SetOf(addresses ...netip.Addr) *netipx.IPSet {
 	return result
 }
 
-// ChooseBlock returns the addresses for a new block for any pod: an aligned block of which
-// all addresses that the pool has are free, as large as [Pool.BlockSize] describes, or else the
-// largest smaller one. It contains no reserved address.
-// The search starts at the fraction start/2^32 of the free addresses, so that nodes
-// which choose at the same time choose different blocks. It returns nil if the pool has
-// no free address.
+// ChooseBlock returns the addresses for a new block for any pod: the pool's addresses in an aligned block, all of
+// them free. The block is as large as [Pool.BlockSize] describes, or else the largest smaller one. It does not
+// contain reserved addresses. The search starts at the fraction start/2^32 of the free addresses, so that nodes that
+// choose at the same time choose different blocks. It returns nil if the pool does not have a free address.
 func ChooseBlock(pool *Pool, assigned *netipx.IPSet, start uint32) *netipx.IPSet {
 	all := Difference(pool.Addresses, pool.Reserved)
 	free := Difference(all, assigned)
@@ -114,7 +110,7 @@ func choose(all, free *netipx.IPSet, size int, start uint32) *netipx.IPSet {
 	return nil
 }
 
-// chooseAligned returns a block of the size of which all addresses of the set are free, or nil.
+// chooseAligned returns the addresses of the set all in an aligned block of the size if they are all free, or nil.
 func chooseAligned(all, free *netipx.IPSet, size int, start uint32) *netipx.IPSet {
 	ranges := free.Ranges()
 	if len(ranges) == 0 {
@@ -131,12 +127,11 @@ func chooseAligned(all, free *netipx.IPSet, size int, start uint32) *netipx.IPSe
 	return nil
 }
 
-// maxTries limits how many blocks of one range alignedIn looks at.
+// maxTries limits how many blocks alignedIn looks at in one range.
 const maxTries = 64
 
-// alignedIn returns an aligned block that overlaps the range and of which all
-// addresses of the set are free, or nil. It looks at blocks from the fraction
-// start/2^32 of the range on, and then at those from its start on.
+// alignedIn returns the addresses of the set all in an aligned block that overlaps the range if they are all free, or
+// nil. It looks at blocks starting from the fraction start/2^32 of the range, and then from the range's start.
 func alignedIn(all, free *netipx.IPSet, r netipx.IPRange, prefixBits int, start uint32) *netipx.IPSet {
 	for _, a := range []netip.Addr{pointIn(r, start), r.From()} {
 		for range maxTries {
@@ -182,8 +177,8 @@ func pointIn(r netipx.IPRange, start uint32) netip.Addr {
 	return address
 }
 
-// StatefulSetOf returns the name of the StatefulSet to which a pod belongs if a StatefulSet has
-// created it: such pods are named <StatefulSet>-<ordinal>. isPod is false for other names.
+// StatefulSetOf returns the name of the StatefulSet that a pod belongs to if a StatefulSet created it: these pods are
+// named <StatefulSet>-<ordinal>. isPod is false for other names.
 func StatefulSetOf(pod string) (name string, isPod bool) {
 	i := strings.LastIndexByte(pod, '-')
 	if i <= 0 {

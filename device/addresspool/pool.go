@@ -1,8 +1,8 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package addresspool computes with AddressPools: it validates them, and chooses the
-// blocks that nodes take from them. The node plugin and the controller use it.
+// Package addresspool validates AddressPools and chooses the blocks that nodes take from them. The node plugin and
+// the controller use it.
 package addresspool
 
 import (
@@ -23,23 +23,22 @@ import (
 // Pool is a valid AddressPool.
 type Pool struct {
 	Name, Network string
-	// Default reports whether the pool serves claims that name no pool.
+	// Default reports whether the pool serves claims that do not name a pool.
 	Default bool
 	// Subnet gives the links their prefix length.
 	Subnet netip.Prefix
-	// Addresses are those that can be assigned, including Reserved.
+	// Addresses are the assignable addresses, including Reserved.
 	Addresses *netipx.IPSet
 	// Reserved are the addresses that a link gets only if its claim names them.
 	Reserved *netipx.IPSet
-	// Gateway is the next hop of Routes; invalid if the pool has none.
+	// Gateway is the next hop of Routes; invalid if the pool does not have one.
 	Gateway netip.Addr
 	Routes  []netip.Prefix
 	// Nameservers are the DNS servers of the network.
 	Nameservers []netip.Addr
 	// Namespaces can use the pool; all can if it is empty.
 	Namespaces map[string]bool
-	// NamespaceLimit is the number of addresses that the pods of one namespace can have; 0
-	// means no limit.
+	// NamespaceLimit is how many addresses one namespace's pods can have; 0 means no limit.
 	NamespaceLimit int
 	// NodeSelector selects the nodes that can use the pool; all can if it is empty.
 	NodeSelector labels.Set
@@ -207,9 +206,9 @@ func parseRange(text string) (netipx.IPRange, error) {
 	return netipx.IPRangeFrom(address, address), err
 }
 
-// ParseRanges returns the addresses of a block, and those entries that are invalid, which a person has
-// written. So that no other block gets an address that they may mean, the addresses contain the valid
-// ends of such an entry and, if both are valid, what is between them.
+// ParseRanges returns a block's addresses, and its invalid entries, which a person has written. To keep other blocks
+// from getting an address that an invalid entry may mean, the addresses contain the entry's valid ends and, if both
+// are valid, what is between them.
 func ParseRanges(texts []string) (addresses *netipx.IPSet, invalid []string) {
 	var set netipx.IPSetBuilder
 	for _, text := range texts {

@@ -1,8 +1,8 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package attribute builds the names, attributes, and taints that devices of
-// every kind carry in ResourceSlices and in the device metadata of containers.
+// Package attribute builds the names, attributes, and taints that devices of every kind carry in ResourceSlices and
+// in containers' device metadata.
 package attribute
 
 import (
@@ -35,8 +35,8 @@ func AbsentTaint() resourceapi.DeviceTaint {
 	return resourceapi.DeviceTaint{Key: params.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}
 }
 
-// PCIName returns the device name of a PCI device. The name follows from the
-// PCI address and does not depend on the order of discovery.
+// PCIName returns the device name of a PCI device. The name follows from the PCI address and does not depend on the
+// discovery order.
 func PCIName(busID string) string { return "pci-" + Label(busID) }
 
 // Label converts any name to a DNS label (RFC 1123). If the conversion loses
@@ -80,7 +80,7 @@ func PCI(sysfs fs.ReadLinkFS, busID string) Map {
 	return attributes
 }
 
-// Intersect removes from attributes those that others lacks, or that have another value in others.
+// Intersect removes from attributes those that others lacks or has with another value.
 func Intersect(attributes, others Map) {
 	maps.DeleteFunc(attributes, func(name resourceapi.QualifiedName, value resourceapi.DeviceAttribute) bool {
 		other, ok := others[name]
@@ -88,8 +88,8 @@ func Intersect(attributes, others Map) {
 	})
 }
 
-// Granted returns the attributes that report a grant in the device metadata of
-// a container: grantedMemory, grantedBandwidth, and so on.
+// Granted returns the attributes that report a grant in a container's device metadata: grantedMemory,
+// grantedBandwidth, and so on.
 func Granted(grant map[string]resource.Quantity) Map {
 	attributes := Map{}
 	for name, q := range grant {

@@ -16,8 +16,8 @@ import (
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 )
 
-// Publish returns the capacities of a device for its ResourceSlice. An exclusive device has no
-// request policies, because claims do not request parts of it.
+// Publish returns the capacities of a device for its ResourceSlice. An exclusive device does not have request
+// policies, because claims do not request parts of it.
 func Publish(c config.Capacities, exclusive bool) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	if len(c.Capacity) == 0 {
 		return nil
@@ -41,8 +41,8 @@ func policy(p config.CapacityPolicy) *resourceapi.CapacityRequestPolicy {
 		ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: p.Min, Max: p.Max, Step: p.Step}}
 }
 
-// Admit refuses a share that exceeds what the other shares leave of a capacity
-// of the device, and a whole device while other shares of it are in use.
+// Admit refuses a share that exceeds what other shares leave of a device capacity, and a whole device while other
+// shares of it are in use.
 func Admit(
 	device string, c config.Capacities, whole bool,
 	wanted map[string]resource.Quantity, others []map[string]resource.Quantity,

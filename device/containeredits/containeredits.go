@@ -39,9 +39,8 @@ func GrantVariables(request string, grant map[string]resource.Quantity) map[stri
 	return variables
 }
 
-// Merge combines expanded edits from a configuration with further environment
-// variables. If a variable is set more than once, the configuration wins, then
-// the last of environments.
+// Merge combines expanded edits from a configuration with other environment variables. If a variable is set more than
+// once, the configuration wins, then the last of environments.
 func Merge(expanded config.Edits, environments ...map[string]string) (edits cdi.Edits) {
 	all := map[string]string{}
 	for _, environment := range append(environments, expanded.Environment) {
@@ -65,13 +64,13 @@ func Decode(share string, recorded json.RawMessage) (edits cdi.Edits, err error)
 	return edits, err
 }
 
-// AdminAccess returns the edits of a request with admin access: the containers
-// may observe the device and are granted nothing.
+// AdminAccess returns the edits for a request with admin access: the containers may observe the device but are not
+// granted anything.
 func AdminAccess(request string) cdi.Edits {
 	return cdi.Edits{Env: []string{Variable(request, params.EnvironmentAdminAccess) + "=true"}}
 }
 
-// Share identifies a share to the texts of configured edits.
+// Share identifies a share in the texts of configured edits.
 type Share struct {
 	Name    string // unique on the node
 	Request string
@@ -79,8 +78,8 @@ type Share struct {
 	Node    string
 }
 
-// ShareVariables returns the variables that an administrator may use in the texts of configured edits of every
-// device kind: those that identify the share, and those of its grant. See config.Edits.
+// ShareVariables returns the variables that an administrator may use in the texts of configured edits for every
+// device kind: those that identify the share, and those that report its grant. See config.Edits.
 func ShareVariables(s Share, c config.Capacities, grant map[string]resource.Quantity) map[string]string {
 	variables := amountVariables(c, grant)
 	maps.Copy(variables, map[string]string{
@@ -90,7 +89,7 @@ func ShareVariables(s Share, c config.Capacities, grant map[string]resource.Quan
 	return variables
 }
 
-// amountVariables returns the variables of a grant: for each granted capacity, the names that config.Edits lists.
+// amountVariables returns a grant's variables: for each granted capacity, the names that config.Edits lists.
 func amountVariables(c config.Capacities, grant map[string]resource.Quantity) map[string]string {
 	variables := map[string]string{}
 	for name, whole := range c.Capacity {

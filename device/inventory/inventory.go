@@ -10,15 +10,14 @@ import (
 	"sync"
 )
 
-// Set holds the devices of a kind by name, as of the last discovery. The zero value is a Set before
-// the first discovery. A Set is safe for concurrent use. Its devices must not be modified.
+// Set holds a kind's devices by name, as of the last discovery. The zero value is a Set before the first discovery. A
+// Set is safe for concurrent use. Its devices must not be modified.
 type Set[T any] struct {
 	mu      sync.RWMutex
 	devices map[string]*T // nil before the first Replace
 }
 
-// Replace replaces all devices with those of a new discovery. The caller must not modify them
-// afterwards.
+// Replace replaces all devices with those of a new discovery. The caller must not modify them afterward.
 func (s *Set[T]) Replace(devices map[string]*T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
