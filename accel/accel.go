@@ -5,9 +5,8 @@
 // in sysfs, and other devices by the paths of their device nodes. It only reads files, and does not
 // depend on Kubernetes.
 //
-// The device nodes of a PCI function are those that its drivers register below it
-// in sysfs (drm/renderD128, accel/accel0, ...). NVIDIA's driver registers none
-// there: package accel finds its node by the minor number in
+// A PCI function's device nodes are those that its drivers register below it in sysfs (drm/renderD128, accel/accel0,
+// ...). NVIDIA's driver does not register any there: package accel finds its node by the minor number in
 // /proc/driver/nvidia/gpus.
 package accel
 
@@ -43,18 +42,16 @@ type Device struct {
 
 // Match selects the devices that meet all given conditions.
 type Match struct {
-	// Class is the beginning of the class code; Vendor and ID are complete codes.
-	// All are hexadecimal.
+	// Class is a prefix of the class code; Vendor and ID are complete codes. All are hexadecimal.
 	Class, Vendor, ID string
-	// Paths are patterns of device nodes (path.Match). With PCI conditions they
-	// select among the nodes of the matching devices. Without, each matching node
-	// is a device, and matching nodes of one PCI device are one device.
+	// Paths are patterns of device nodes (path.Match). With PCI conditions, they select among the matching devices'
+	// nodes. Without, each matching node is a device, except that matching nodes of the same PCI device are one device.
 	Paths []string
 }
 
 func (m Match) onPCI() bool { return m.Class != "" || m.Vendor != "" || m.ID != "" }
 
-// Host gives access to a node's file systems.
+// Host gives access to a node's filesystems.
 type Host struct {
 	Sys  fs.ReadLinkFS // /sys
 	Proc fs.FS         // /proc
@@ -66,7 +63,7 @@ type Host struct {
 	dev string
 }
 
-// HostAt returns the host whose file systems are mounted at these paths.
+// HostAt returns the host with filesystems mounted at these paths.
 func HostAt(sys, proc, dev, cgroups string) Host {
 	links, _ := os.DirFS(sys).(fs.ReadLinkFS) // os.DirFS documents that it implements it
 	return Host{Sys: links, Proc: os.DirFS(proc), Dev: os.DirFS(dev), Cgroups: os.DirFS(cgroups), dev: dev}
@@ -164,12 +161,12 @@ func (h Host) complete(d *Device) {
 	slices.Sort(d.Nodes)
 }
 
-// notShared lists the subsystems whose nodes are not passed to containers: the console's frame
-// buffer, and nodes that configure the hardware.
+// notShared lists the subsystems with nodes that are not passed to containers: the console's frame buffer, and nodes
+// that configure the hardware.
 var notShared = []string{"graphics", "i2c-dev", "hwmon", "ptp", "vfio-dev"}
 
-// registered returns the device nodes that a function's drivers registered: the
-// uevent file of dir/SUBSYSTEM/NAME contains the name of the node.
+// registered returns the device nodes that a function's drivers registered: the uevent file in dir/SUBSYSTEM/NAME
+// contains the node's name.
 func (h Host) registered(dir string) (nodes []string) {
 	subsystems, err := fs.ReadDir(h.Sys, dir)
 	if err != nil {

@@ -60,9 +60,8 @@ func (h Host) addDirectories(watcher *fsnotify.Watcher, matches []Match) error {
 	return nil
 }
 
-// directories returns the directories to watch, relative to /dev: /dev itself,
-// where directories are created, those with the nodes of PCI devices, and those
-// of the patterns.
+// directories returns the directories to watch, relative to /dev: /dev itself, where directories are created, and
+// those with PCI device nodes or in the patterns.
 func directories(matches []Match) []string {
 	dirs := []string{"."}
 	for _, m := range matches {

@@ -1,10 +1,9 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dmem limits the device memory that a container can allocate, by the
-// kernel's cgroup controller dmem (Linux 6.14, cgroup v2;
-// Documentation/admin-guide/cgroup-v2.rst). The device's driver must charge its
-// allocations to the controller.
+// Package dmem limits the device memory that a container can allocate, using the kernel's cgroup controller dmem
+// (Linux 6.14, cgroup v2; Documentation/admin-guide/cgroup-v2.rst). The device's driver must charge its allocations
+// to the controller.
 //
 // A limit applies to a cgroup. The runtime creates a new cgroup whenever a container starts, so the
 // limits of several shares of one device add up in it. If several containers have the same share,
@@ -28,8 +27,8 @@ import (
 // "drm/0000:03:00.0/vram0 8514437120" (bytes).
 const capacityFile = "dmem.capacity"
 
-// RegionOf returns the region of a PCI device's memory, or "" if the kernel cannot
-// limit it. cgroups is the root of the cgroup file system.
+// RegionOf returns the region of a PCI device's memory, or "" if the kernel cannot limit it. cgroups is the root of
+// the cgroup filesystem.
 func RegionOf(cgroups fs.FS, pciBusID string) string {
 	if cgroups == nil || pciBusID == "" {
 		return ""
@@ -50,8 +49,7 @@ func RegionOf(cgroups fs.FS, pciBusID string) string {
 // Command is the command of the hook that runs a Limiter.
 const Command = "limit-memory"
 
-// Args returns the arguments with which the hook limits a region to a number of
-// bytes, without the program name.
+// Args returns the arguments that make the hook limit a region to a number of bytes, without the program name.
 func Args(region string, bytes uint64) []string {
 	return []string{Command, "--region=" + region, "--bytes=" + strconv.FormatUint(bytes, 10)}
 }
@@ -64,8 +62,7 @@ type Limiter struct {
 	Bytes         uint64
 }
 
-// Run limits the container whose state is on stdin. If it returns an error, the
-// container must not start.
+// Run limits the container that has its state on stdin. If it returns an error, the container must not start.
 func (l Limiter) Run(stdin io.Reader) error {
 	var state struct {
 		Pid int `json:"pid"`
@@ -83,8 +80,7 @@ func (l Limiter) Run(stdin io.Reader) error {
 	return l.limit(filepath.Join(l.Cgroups, cgroup, "dmem.max"))
 }
 
-// cgroupOf returns the path of a process's cgroup in the unified hierarchy, which
-// has the number 0 (cgroups(7)).
+// cgroupOf returns the path of a process's cgroup in the unified hierarchy, which is number 0 (cgroups(7)).
 func (l Limiter) cgroupOf(pid int) (string, error) {
 	raw, err := os.ReadFile(filepath.Join(l.Proc, strconv.Itoa(pid), "cgroup"))
 	if err != nil {
@@ -127,8 +123,7 @@ func enable(dir string) error {
 	return nil
 }
 
-// limit increases the limit of the cgroup, which starts at 0 if it has none, and
-// reads it back.
+// limit increases the cgroup's limit, which counts as 0 if not set, and reads it back.
 func (l Limiter) limit(file string) error {
 	before, limited, err := l.read(file)
 	if err != nil {
