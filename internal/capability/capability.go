@@ -27,7 +27,7 @@ func Has(capability int) (bool, error) {
 // it back. A program that it executes can get it back only if the process may gain
 // privileges (no_new_privs is not set) and the capability is in the bounding set.
 //
-// Drop needs a program that is built without cgo.
+// Drop requires a program built without cgo.
 func Drop(capability int) error {
 	header, sets, err := get()
 	if err != nil {

@@ -1,9 +1,8 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package claimref resolves references to ResourceClaims in spec.resourceClaims of pods,
-// and builds references to them for the related objects of events. It also recognizes the
-// references to pods in status.reservedFor of claims.
+// Package claimref resolves references to ResourceClaims in pods' spec.resourceClaims, and builds references to them
+// for events' related objects. It also recognizes references to pods in claims' status.reservedFor.
 package claimref
 
 import (
@@ -24,9 +23,8 @@ func ForEvent(claim *resourceapi.ResourceClaim) *corev1.ObjectReference {
 	}
 }
 
-// Name returns the name of the claim that the pod's spec gives for the entry of
-// spec.resourceClaims with that name. It returns "" if the pod has no such entry,
-// or if the entry refers to a template.
+// Name returns the claim name in the pod's spec.resourceClaims entry of that name. It returns "" if the pod does not
+// have the entry, or if the entry refers to a template.
 func Name(pod *corev1.Pod, entry string) string {
 	for _, c := range pod.Spec.ResourceClaims {
 		if c.Name == entry {
@@ -36,8 +34,7 @@ func Name(pod *corev1.Pod, entry string) string {
 	return ""
 }
 
-// Names returns the names of all claims that the pod's spec gives. Claims that
-// Kubernetes generates from templates are not among them.
+// Names returns the names of all claims in the pod's spec, except claims that Kubernetes generates from templates.
 func Names(pod *corev1.Pod) []string {
 	var names []string
 	for _, c := range pod.Spec.ResourceClaims {
@@ -69,8 +66,8 @@ func MayHave(pod *corev1.Pod) bool {
 	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
 }
 
-// Entries returns the names of the pod's entries of spec.resourceClaims that refer to the claim: by
-// its name, or by the template from which Kubernetes generated it.
+// Entries returns the names of the pod's spec.resourceClaims entries that refer to the claim: by its name, or by the
+// template that Kubernetes generated it from.
 func Entries(pod *corev1.Pod, claim string) []string {
 	var entries []string
 	add := func(entry string, name *string) {

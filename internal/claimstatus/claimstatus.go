@@ -4,11 +4,10 @@
 // Package claimstatus builds and writes entries of a ResourceClaim's
 // status.devices.
 //
-// The plugin, the controller, and other drivers may each own fields of one
-// claim's status. Apply therefore uses server-side apply: it replaces what the
-// same field manager wrote before and leaves the fields of other managers alone.
-// A component builds its entries with NewEntry, skips the write if Contains or
-// its Log reports that the API server has them already, and then calls Apply.
+// The plugin, the controller, and other drivers may each own fields of one claim's status. Apply therefore uses
+// server-side apply: it replaces what the same field manager wrote before and leaves other managers' fields alone. A
+// component builds its entries with NewEntry, and calls Apply unless Contains or its Log reports that the API server
+// already has them.
 package claimstatus
 
 import (
@@ -32,9 +31,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// MaxMessageLength is the length in bytes to which components truncate the
-// message of a condition. The API server accepts 32 KiB; a claim may have many
-// entries and must stay readable.
+// MaxMessageLength is the length in bytes that components truncate a condition's message to. The API server accepts
+// 32 KiB; a claim may have many entries and must stay readable.
 const MaxMessageLength = 1024
 
 // NewEntry returns the entry for an allocated device. data may be nil.
@@ -49,8 +47,8 @@ func NewEntry(result resourceapi.DeviceRequestAllocationResult, data *runtime.Ra
 	return entry
 }
 
-// Truncate shortens text to at most length bytes of valid UTF-8. It replaces the middle by three dots,
-// because messages start with what happened, and end with what to do.
+// Truncate shortens text to at most length bytes of valid UTF-8. It replaces the middle with three dots, because
+// messages start with what happened, and end with what to do.
 func Truncate(text string, length int) string {
 	if len(text) <= length {
 		return text
@@ -61,11 +59,10 @@ func Truncate(text string, length int) string {
 	return strings.ToValidUTF8(start, "") + omission + strings.ToValidUTF8(end, "")
 }
 
-// Apply writes the entries to the status of claim as fieldManager. claim is the caller's last
-// reading of it. Apply omits entries for devices that are not in the allocation, because the API
-// server would reject the whole write, and keeps the transition time of each condition whose status
-// did not change. If the claim no longer exists, Apply returns nil. If another claim has its name,
-// Apply returns a conflict.
+// Apply writes the entries to the status of claim as fieldManager. claim is what the caller last read. Apply omits
+// entries for devices that are not in the allocation, because the API server would reject the whole write, and keeps
+// the transition time of each condition with an unchanged status. If the claim no longer exists, Apply returns nil.
+// If another claim has its name, Apply returns a conflict.
 func Apply(ctx context.Context, client kubernetes.Interface, claim *resourceapi.ResourceClaim, fieldManager string,
 	entries []resourceapi.AllocatedDeviceStatus) error {
 	status := resourceapply.ResourceClaimStatus()
@@ -117,9 +114,9 @@ func Matches(claim *resourceapi.ResourceClaim, entries []resourceapi.AllocatedDe
 	return true
 }
 
-// IsWritten reports whether Apply would change nothing, as far as the claim shows: its status Matches, and has no
-// further entries or conditions for the devices of the pools that entries has, which the component may have written
-// before.
+// IsWritten reports whether Apply would not change anything, as far as the claim shows: its status Matches, and does
+// not have other entries or conditions, which the component may have written before, for devices in the pools of
+// entries.
 func IsWritten(claim *resourceapi.ResourceClaim, entries []resourceapi.AllocatedDeviceStatus) bool {
 	if !Matches(claim, entries) {
 		return false
@@ -155,8 +152,7 @@ func sameJSON(a, b *runtime.RawExtension) bool {
 	return json.Unmarshal(a.Raw, &left) == nil && json.Unmarshal(b.Raw, &right) == nil && reflect.DeepEqual(left, right)
 }
 
-// isAllocated reports whether an entry describes a device of the claim's
-// allocation.
+// isAllocated reports whether an entry describes a device in the claim's allocation.
 func isAllocated(claim *resourceapi.ResourceClaim, entry resourceapi.AllocatedDeviceStatus) bool {
 	if claim.Status.Allocation == nil {
 		return false
@@ -170,8 +166,8 @@ func isAllocated(claim *resourceapi.ResourceClaim, entry resourceapi.AllocatedDe
 	)
 }
 
-// keepTransitionTimes returns the entry with the transition times that the claim
-// has for conditions whose status is unchanged, and the current time for others.
+// keepTransitionTimes returns the entry with the claim's transition times for conditions with an unchanged status,
+// and the current time for others.
 func keepTransitionTimes(
 	claim *resourceapi.ResourceClaim,
 	entry resourceapi.AllocatedDeviceStatus,
@@ -187,8 +183,7 @@ func keepTransitionTimes(
 	return entry
 }
 
-// CurrentConditions returns the conditions that the claim has for the device of
-// an entry.
+// CurrentConditions returns the claim's conditions for an entry's device.
 func CurrentConditions(claim *resourceapi.ResourceClaim, entry resourceapi.AllocatedDeviceStatus) []metav1.Condition {
 	if current := currentEntry(claim, entry); current != nil {
 		return current.Conditions
@@ -196,7 +191,7 @@ func CurrentConditions(claim *resourceapi.ResourceClaim, entry resourceapi.Alloc
 	return nil
 }
 
-// currentEntry returns the entry that the claim has for the device of an entry, or nil.
+// currentEntry returns the claim's entry for the same device, or nil.
 func currentEntry(
 	claim *resourceapi.ResourceClaim, entry resourceapi.AllocatedDeviceStatus,
 ) *resourceapi.AllocatedDeviceStatus {

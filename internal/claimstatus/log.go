@@ -15,7 +15,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Digest identifies the content of entries. The zero value is not that of any entries.
+// Digest identifies the content of entries. No entries have the zero value as their digest.
 type Digest [sha256.Size]byte
 
 // DigestOf returns the digest of entries, which must not have transition times:
@@ -28,8 +28,8 @@ func DigestOf(entries []resourceapi.AllocatedDeviceStatus) (Digest, error) {
 	return sha256.Sum256(raw), nil
 }
 
-// Log remembers the last write of a component to each claim, so that it can skip
-// writes that would change nothing. It is safe for concurrent use.
+// Log remembers a component's last write to each claim, so that it can skip writes that would not change anything. It
+// is safe for concurrent use.
 type Log struct {
 	clock  clock.PassiveClock
 	maxAge time.Duration
@@ -44,9 +44,8 @@ type write struct {
 	at     time.Time
 }
 
-// NewLog returns an empty Log that reads the time from c. Another client may
-// change what was written; a write older than maxAge therefore no longer counts.
-// With maxAge 0 every write counts.
+// NewLog returns an empty Log that reads the time from c. Another client may change what was written, so a write
+// older than maxAge no longer counts. With maxAge 0, every write counts.
 func NewLog(c clock.PassiveClock, maxAge time.Duration) *Log {
 	return &Log{clock: c, maxAge: maxAge, last: map[types.UID]write{}}
 }

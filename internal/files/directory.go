@@ -18,11 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Directory keeps the parsed files of a directory in memory. The files are
-// authoritative: other processes may change them. Before each call, the Directory
-// asks the kernel (inotify) which files have changed, and reads only those. A call
-// therefore sees every change that was complete when the call began. It is safe for
-// concurrent use.
+// Directory keeps the parsed files of a directory in memory. The files are authoritative: other processes may change
+// them. At each call, the Directory asks the kernel (inotify) which files have changed, and reads only those, so a
+// call sees every change that was complete when it began. It is safe for concurrent use.
 type Directory[T any] struct {
 	path           string
 	prefix, suffix string
@@ -32,8 +30,7 @@ type Directory[T any] struct {
 	mu      sync.Mutex
 	changes changes
 	files   []*parsed[T] // by name
-	// unread are the names of files that the system could not read, such as for lack of
-	// descriptors. Each call tries again.
+	// unread are the names of files that could not be read, such as for lack of descriptors. Each call tries again.
 	unread map[string]bool
 }
 
@@ -45,19 +42,19 @@ type parsed[T any] struct {
 	err   error
 }
 
-// fileID identifies the content of a file that is replaced and not modified.
+// fileID identifies the content of a file that is replaced, never modified.
 type fileID struct {
 	inode   uint64
 	size    int64
 	changed syscall.Timespec
 }
 
-// ErrUnlisted means that a directory could not be listed, so that it is unknown which files it has.
+// ErrUnlisted means that a directory could not be listed, so it is unknown which files it has.
 var ErrUnlisted = errors.New("the directory cannot be listed")
 
-// NewDirectory returns the Directory at path with the files whose names begin with prefix and end with
-// suffix. parse reads a file. NewDirectory accesses nothing; the first call of Each or Get does. The
-// directory may be missing; it then has no files.
+// NewDirectory returns the Directory at path with the files that have the given name prefix and suffix. parse reads a
+// file. NewDirectory does not access the disk; the first call to Each or Get does. A missing directory counts as
+// empty.
 func NewDirectory[T any](path, prefix, suffix string, parse func(path string) (T, error)) *Directory[T] {
 	return &Directory[T]{
 		path: path, prefix: prefix, suffix: suffix, parse: parse, list: os.ReadDir,
@@ -68,9 +65,8 @@ func NewDirectory[T any](path, prefix, suffix string, parse func(path string) (T
 // Path returns the path of a file.
 func (d *Directory[T]) Path(name string) string { return filepath.Join(d.path, name) }
 
-// Each calls do for the files whose names begin with prefix, in the order of their
-// names, with the result of parsing them. do must not modify the value. Each returns
-// ErrUnlisted if the directory cannot be read.
+// Each calls do for the files with names that begin with prefix, in name order, with the result of parsing them. do
+// must not modify the value. Each returns ErrUnlisted if the directory cannot be read.
 func (d *Directory[T]) Each(prefix string, do func(name string, value T, err error)) error {
 	files, err := d.current(prefix)
 	for _, f := range files {
@@ -104,7 +100,7 @@ func (d *Directory[T]) Get(name string) (value T, ok bool, err error) {
 	return d.files[i].value, true, d.files[i].err
 }
 
-// current returns the files whose names begin with prefix.
+// current returns the files with names that begin with prefix.
 func (d *Directory[T]) current(prefix string) ([]*parsed[T], error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -120,7 +116,7 @@ func (d *Directory[T]) current(prefix string) ([]*parsed[T], error) {
 	return slices.Clone(files[:end]), nil
 }
 
-// find returns the position of a file, or the position at which it belongs.
+// find returns a file's position, or where it belongs.
 func (d *Directory[T]) find(name string) (i int, ok bool) {
 	return slices.BinarySearchFunc(d.files, name, func(f *parsed[T], name string) int {
 		return strings.Compare(f.name, name)
@@ -149,8 +145,8 @@ func (d *Directory[T]) includes(name string) bool {
 	return strings.HasPrefix(name, d.prefix) && strings.HasSuffix(name, d.suffix)
 }
 
-// readAll reads the directory, and the files that were not read before. If it fails, it closes d.changes,
-// because the events from then on do not name the files that it missed: the next call reads the directory again.
+// readAll reads the directory, and the files that were not read before. If it fails, it closes d.changes, because
+// later events do not name the files that it missed: the next call rereads the directory.
 func (d *Directory[T]) readAll() error {
 	entries, err := d.list(d.path) // sorted
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -171,8 +167,7 @@ func (d *Directory[T]) readAll() error {
 	return nil
 }
 
-// read reads a file unless it is unchanged since the last read, and forgets it if it does
-// not exist.
+// read reads a file unless it is unchanged since the last read, and forgets it if it no longer exists.
 func (d *Directory[T]) read(name string) {
 	i, known := d.find(name)
 	read := &parsed[T]{name: name}
@@ -199,7 +194,7 @@ func (d *Directory[T]) read(name string) {
 	}
 }
 
-// changes finds the files of a directory that have changed.
+// changes finds a directory's changed files.
 type changes struct {
 	fd   int // of inotify; -1 if there is none
 	stop runtime.Cleanup
@@ -240,8 +235,8 @@ func (c *changes) next(dir string) (names []string, all bool) {
 	}
 }
 
-// parse calls changed for the name of each changed file in a buffer of events. It
-// returns false if files may have changed that the events do not name.
+// parse calls changed with the name of each changed file in a buffer of events. It returns false if files that the
+// events do not name may have changed.
 func (c *changes) parse(events []byte, changed func(name string)) bool {
 	for len(events) >= unix.SizeofInotifyEvent {
 		e := (*unix.InotifyEvent)(unsafe.Pointer(&events[0])) // struct inotify_event

@@ -23,8 +23,8 @@ import (
 // was killed may leave one; the next write of the same file replaces it.
 const TemporarySuffix = ".writing"
 
-// Unfinished returns the paths of the temporary files in a directory whose names have a prefix. It is cheaper than
-// filepath.Glob for a directory with thousands of files. A directory that does not exist has none.
+// Unfinished returns the paths of a directory's temporary files with a name prefix. It is cheaper than filepath.Glob
+// for a directory with thousands of files. A directory that does not exist has none.
 func Unfinished(dir, prefix string) (paths []string, err error) {
 	d, err := os.Open(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -46,8 +46,8 @@ func Unfinished(dir, prefix string) (paths []string, err error) {
 // Options configures Replace and Rewrite.
 type Options struct {
 	Mode os.FileMode
-	// Durable makes Replace sync the content: after a crash of the node, the file has the old content or the
-	// new one, and no part of it. It does not sync the directory, so that the old content, or no file, may return.
+	// Durable makes Replace sync the content: after a node crash, the file has the old or the new content, never only
+	// part of it. It does not sync the directory, so the old content, or no file, may return.
 	Durable bool
 	// Check may refuse the written file before it becomes visible. Optional.
 	Check func(path string) error
@@ -92,10 +92,9 @@ func write(failpoints failpoint.Injector, kind, path string, content []byte, o O
 	return err
 }
 
-// Rewrite changes a file in place, because containers may have mounted it: they
-// would continue to see a replaced file. It does nothing if the file already has
-// the content, and calls Replace if the file does not exist. A crash may leave
-// part of the content.
+// Rewrite changes a file in place, because containers may have mounted it and would not see a replacement. It does
+// nothing if the file already has the content, and calls Replace if the file does not exist. A crash may leave part
+// of the content.
 func Rewrite(failpoints failpoint.Injector, kind, path string, content []byte, o Options) error {
 	old, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -119,8 +118,8 @@ func Rewrite(failpoints failpoint.Injector, kind, path string, content []byte, o
 	}))
 }
 
-// reserveSpace makes sure that the file system has room for size bytes of a file, so that a full one does not change
-// the content. Some file systems cannot reserve space; the write then fails instead.
+// reserveSpace makes sure that the filesystem has room for size bytes of a file, so that a full one does not change
+// the content. Some filesystems cannot reserve space; the write then fails instead.
 func reserveSpace(f *os.File, size int) error {
 	err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, int64(max(size, 1)))
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
@@ -129,7 +128,7 @@ func reserveSpace(f *os.File, size int) error {
 	return nil
 }
 
-// Remove removes a file. It succeeds if the file does not exist. After a crash of the node, the file may return.
+// Remove removes a file. It succeeds if the file does not exist. After a node crash, the file may return.
 func Remove(failpoints failpoint.Injector, kind, path string) error {
 	err := failpoints.Do("remove "+kind, func() error { return os.Remove(path) })
 	if errors.Is(err, os.ErrNotExist) {

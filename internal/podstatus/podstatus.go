@@ -16,8 +16,7 @@ func IsTerminal(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// IsUnschedulable reports whether the scheduler tried to place the pod and found no
-// node for it.
+// IsUnschedulable reports whether the scheduler tried to place the pod and did not find a node for it.
 func IsUnschedulable(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse &&

@@ -1,14 +1,12 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probe is the protocol between the plugin and the probes of its container.
-// A probe connects to a unix socket of the plugin and sends the name of a check and a
-// line feed. The plugin answers "ok", or the reason why the check failed, and closes
-// the connection.
+// Package probe is the protocol between the plugin and its container's probes. A probe connects to the plugin's unix
+// socket and sends a check's name and a line feed. The plugin answers "ok", or the reason why the check failed, and
+// closes the connection.
 //
-// The kubelet starts a program for each probe, so this package uses only what such a
-// small program can afford. A port cannot replace the socket: the plugin uses the network
-// of the node, and two plugins run there during a rolling update.
+// The kubelet starts a program for each probe, so this package uses only what such a small program can afford. A port
+// cannot replace the socket: the plugin uses the node's network, where two plugins run during a rolling update.
 package probe
 
 import (
@@ -26,8 +24,8 @@ import (
 
 // Checks.
 const (
-	// Started checks that the kubelet has registered the plugin. The kubelet runs no
-	// liveness probe before, so this must not require more.
+	// Started checks that the kubelet has registered the plugin. The kubelet does not run liveness probes before, so
+	// this must not require more.
 	Started = "started"
 	// Ready checks that the plugin can prepare and attach shares.
 	Ready = "ready"
@@ -43,13 +41,13 @@ const (
 	maxLength = 64 << 10
 )
 
-// Dir returns the directory of the sockets below a plugin's run directory.
+// Dir returns the socket directory below a plugin's run directory.
 func Dir(runDir string) string { return filepath.Join(runDir, "health") }
 
-// Socket returns the path of the socket of a plugin instance.
+// Socket returns the path of a plugin instance's socket.
 func Socket(runDir, instance string) string { return filepath.Join(Dir(runDir), instance+".sock") }
 
-// Ask runs a check of a plugin instance. The error is the reason why it failed.
+// Ask runs a plugin instance's check. The error is the reason why it failed.
 func Ask(runDir, instance, check string) error {
 	conn, err := net.DialTimeout("unix", Socket(runDir, instance), timeout)
 	if err != nil {
@@ -74,14 +72,13 @@ func Ask(runDir, instance, check string) error {
 	return nil
 }
 
-// Serve answers checks of a plugin instance until ctx ends. Calls of check may run at
-// the same time.
+// Serve answers checks of a plugin instance until ctx ends. Calls to check may run at the same time.
 func Serve(ctx context.Context, runDir, instance string, check func(name string) error) error {
 	if err := os.MkdirAll(Dir(runDir), 0o700); err != nil {
 		return err
 	}
 	path := Socket(runDir, instance)
-	// A killed process of this pod may have left the socket.
+	// A killed process in this pod may have left the socket.
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -118,5 +115,5 @@ func answer(conn net.Conn, check func(name string) error) {
 	if err := check(strings.TrimSuffix(name, "\n")); err != nil {
 		result = err.Error()
 	}
-	_, _ = io.WriteString(conn, result) // a probe that has ended needs no answer
+	_, _ = io.WriteString(conn, result) // a probe that has ended does not need an answer
 }

@@ -1,7 +1,7 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package restconfig loads the configuration of clients of the API server.
+// Package restconfig loads the configuration for API server clients.
 package restconfig
 
 import (
@@ -11,8 +11,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Load reads a kubeconfig file. Without a path, it uses the service account of the pod, which
-// clientcmd.BuildConfigFromFlags also does, but with a warning in the log.
+// Load reads a kubeconfig file. Without a path, it uses the pod's service account, as clientcmd.BuildConfigFromFlags
+// does, but without its warning in the log.
 func Load(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig != "" {
 		c, err := clientcmd.BuildConfigFromFlags("", kubeconfig)

@@ -5,8 +5,8 @@
 // one failpoint: just before the operation, so that its effect is missing, or
 // just after it, so that the component does not learn its result.
 //
-// A test first runs the component with Record set and no Point, which yields
-// the failpoints of a run, and then repeats the run once for each of them.
+// A test first runs the component with Record set and without a Point, which yields the run's failpoints, and then
+// repeats the run once for each of them.
 package failpointtest
 
 import (
@@ -38,13 +38,13 @@ func (p Point) String() string {
 
 // Killer ends a component at a Point. It is safe for concurrent use.
 type Killer struct {
-	// Point is the moment at which to call Kill.
+	// Point is when to call Kill.
 	Point Point
 	// Kill ends the component. operation is the name of the operation at Point.
 	// If Kill returns, the operation fails with the error that Kill returned.
 	Kill func(operation string) error
-	// Record, if not nil, is called before each operation with the operation's
-	// name and its number among the operations of that name. Calls are serialized.
+	// Record, if not nil, is called before each operation with the operation's name and its number among operations of
+	// that name. Calls are serialized.
 	Record func(operation string, n int)
 
 	mu    sync.Mutex

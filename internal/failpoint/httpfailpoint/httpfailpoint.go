@@ -33,7 +33,7 @@ func (t transport) RoundTrip(r *http.Request) (response *http.Response, err erro
 		response, err = t.next.RoundTrip(r)
 		return err
 	})
-	if err != nil && response != nil { // the request succeeded and the failpoint failed afterwards
+	if err != nil && response != nil { // the request succeeded and the failpoint failed afterward
 		_ = response.Body.Close()
 		response = nil
 	}
