@@ -17,8 +17,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/api/internal/strict"
 )
 
-// maxParametersLength is the limit of the API server for opaque parameters, in
-// bytes (resource.k8s.io/v1, OpaqueParametersMaxLength).
+// maxParametersLength is the API server's limit for opaque parameters, in bytes (resource.k8s.io/v1,
+// OpaqueParametersMaxLength).
 const maxParametersLength = 10 << 10
 
 // Parameters is the content of an opaque configuration for this driver: a
@@ -39,8 +39,8 @@ func (*AcceleratorShare) kind() string  { return AcceleratorShareKind }
 var decoder = json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme,
 	json.SerializerOptions{Strict: true})
 
-// Decode reads the parameters of one opaque configuration. It neither merges,
-// defaults, nor validates them. The error names the field and what is expected.
+// Decode reads the parameters from one opaque configuration. It does not merge, default, or validate them. The error
+// names the field and what is expected.
 func Decode(raw []byte) (Parameters, error) {
 	if len(raw) > maxParametersLength {
 		return nil, fmt.Errorf("parameters have %d bytes: want at most %d", len(raw), maxParametersLength)
@@ -67,8 +67,7 @@ func Decode(raw []byte) (Parameters, error) {
 	return parameters, nil
 }
 
-// DecodeAs decodes parameters, and returns an error if they are not of the kind that the device
-// accepts.
+// DecodeAs decodes parameters, and returns an error if the device does not accept their kind.
 func DecodeAs[T Parameters](raw []byte) (T, error) {
 	var want T
 	parameters, err := Decode(raw)
@@ -83,9 +82,9 @@ func DecodeAs[T Parameters](raw []byte) (T, error) {
 	return got, nil
 }
 
-// Check decodes, defaults, and validates the parameters of one opaque configuration.
-// It checks everything that depends neither on the device nor on the combination of
-// DeviceClass and claim: other parameters may have the addresses in whose subnets the gateways are.
+// Check decodes, defaults, and validates the parameters of one opaque configuration. It checks everything that does
+// not depend on the device or on the combination of DeviceClass and claim: the addresses with the gateways' subnets
+// may be in other parameters.
 func Check(raw []byte) error {
 	parameters, err := Decode(raw)
 	if err != nil {

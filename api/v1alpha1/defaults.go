@@ -8,8 +8,8 @@ import "k8s.io/utils/ptr"
 // defaultPriority is the priority of policy rules: before the kernel's rule for the main table, 32766.
 const defaultPriority int32 = 32000
 
-// SetDefaultsNetworkAttachment sets the fields that neither the claim nor the DeviceClass sets. It
-// removes empty lists, which have no meaning after merging.
+// SetDefaultsNetworkAttachment sets the fields that the claim and the DeviceClass do not set. It removes empty lists,
+// which are meaningless after merging.
 func SetDefaultsNetworkAttachment(a *NetworkAttachment) {
 	if a.Mode == "" {
 		a.Mode = ModePrivate

@@ -8,9 +8,9 @@ import (
 	"slices"
 )
 
-// MergeNetworkAttachments overrides the parameters base, such as those of a DeviceClass, with over,
-// such as those of a claim. A field that over sets replaces that of base; a list, even an empty
-// one, replaces the whole list. Either argument may be nil. The result has no defaults.
+// MergeNetworkAttachments overrides the parameters base, such as a DeviceClass's, with over, such as a claim's. A
+// field that over sets replaces the one in base; a list, even an empty one, replaces the whole list. Either argument
+// may be nil. The result does not have defaults.
 func MergeNetworkAttachments(base, over *NetworkAttachment) *NetworkAttachment {
 	merged := &NetworkAttachment{TypeMeta: TypeMeta(NetworkAttachmentKind)}
 	for _, a := range []*NetworkAttachment{base.DeepCopy(), over.DeepCopy()} {
@@ -52,8 +52,8 @@ func MergeNetworkAttachments(base, over *NetworkAttachment) *NetworkAttachment {
 	return merged
 }
 
-// MergeAcceleratorShares adds the parameters over, such as those of a claim, to base, such as those
-// of a DeviceClass. If both set a variable, the value of over wins. Either argument may be nil.
+// MergeAcceleratorShares adds the parameters over, such as a claim's, to base, such as a DeviceClass's. If both set a
+// variable, over's value wins. Either argument may be nil.
 func MergeAcceleratorShares(base, over *AcceleratorShare) *AcceleratorShare {
 	merged := &AcceleratorShare{TypeMeta: TypeMeta(AcceleratorShareKind)}
 	for _, a := range []*AcceleratorShare{base, over} {

@@ -10,34 +10,30 @@ const Group = "dra-shared.dev"
 // ContainerDir is the directory of the driver's files in containers.
 const ContainerDir = "/var/run/" + Group
 
-// DeviceClassName returns the name of the chart's DeviceClass for the devices of a kind and
-// a driver.
+// DeviceClassName returns the name of the chart's DeviceClass for a driver's devices of a kind.
 func DeviceClassName(kind, driver string) string { return kind + "." + driver }
 
-// Prefix of environment variables. The driver sets only variables whose names consist
-// of the prefix, the name of the request, an underscore, and the name of a variable
-// below, in upper case and with the characters "-", "/", and "." replaced by
-// underscores, such as DRA_SHARED_NIC_BANDWIDTH_BITS_PER_SECOND for the request nic. If
-// a request has alternatives, its name is request/alternative.
+// Prefix of environment variables. The driver sets only variables named after the prefix, the request, an underscore,
+// and a variable below, in upper case and with the characters "-", "/", and "." replaced with underscores, such as
+// DRA_SHARED_NIC_BANDWIDTH_BITS_PER_SECOND for the request nic. If a request has alternatives, its name is
+// request/alternative.
 const (
-	// EnvironmentPrefix is reserved: parameters and configured edits cannot set
-	// variables whose names start with it.
+	// EnvironmentPrefix is reserved: parameters and configured edits cannot set variables with names that start with
+	// it.
 	EnvironmentPrefix = "DRA_SHARED_"
 )
 
-// Environment variables of a share. The constants are what follows
-// DRA_SHARED_<REQUEST>_ in their names. For each other granted capacity there is a
-// variable with the name of the capacity in upper case and a decimal number as its
+// Environment variables of a share. The constants are what follows DRA_SHARED_<REQUEST>_ in their names. For each
+// other granted capacity, there is a variable with the capacity's name in upper case and a decimal number as its
 // value.
 const (
 	// EnvironmentBandwidth is the granted bandwidth in bits per second.
 	EnvironmentBandwidth = "BANDWIDTH_BITS_PER_SECOND"
 	// EnvironmentMemory is the granted memory of an accelerator in bytes.
 	EnvironmentMemory = "MEMORY_BYTES"
-	// EnvironmentAdminAccess is "true" for a request with admin access, which is
-	// granted nothing.
+	// EnvironmentAdminAccess is "true" for a request with admin access, which is not granted anything.
 	EnvironmentAdminAccess = "ADMIN_ACCESS"
-	// EnvironmentFabric is the name of the fabric of which the claim has a share.
+	// EnvironmentFabric is the name of the fabric that the claim has a share of.
 	EnvironmentFabric = "FABRIC"
 	// EnvironmentMembership is the path of a file in the container that holds a
 	// FabricMembership in JSON.
@@ -54,15 +50,13 @@ const (
 	DeviceKindFabric = "fabric"
 )
 
-// Attributes of all devices. They are in ResourceSlices and in the device metadata
-// of containers. A CEL expression reads an attribute as
-// device.attributes["dra-shared.dev"].kind. Devices on PCI also have the standard
-// attributes pciBusID, pcieRoot, and numaNode of the domain resource.kubernetes.io.
+// Attributes of all devices. They are in ResourceSlices and in containers' device metadata. A CEL expression reads an
+// attribute as device.attributes["dra-shared.dev"].kind. Devices on PCI also have the standard attributes pciBusID,
+// pcieRoot, and numaNode of the domain resource.kubernetes.io.
 const (
 	// AttributeKind (string) is the device kind: nic, accelerator, or fabric.
 	AttributeKind = "kind"
-	// AttributeDriver (string) is the name of the kernel driver of the device. A
-	// fabric does not have it.
+	// AttributeDriver (string) is the name of the device's kernel driver. A fabric does not have it.
 	AttributeDriver = "driver"
 )
 
@@ -70,25 +64,23 @@ const (
 const (
 	// AttributeNetwork (string) is the name of the network in the DriverConfig.
 	AttributeNetwork = "network"
-	// AttributeResourceName (string) is the resourceName of the network in the DriverConfig,
-	// by which Multus finds the devices of claims.
+	// AttributeResourceName (string) is the network's resourceName in the DriverConfig, which Multus uses to find
+	// claims' devices.
 	AttributeResourceName = "k8s.cni.cncf.io/resourceName"
-	// AttributeInterfaceName (string) is the name of the NIC on the node, and in
-	// the device metadata the name of the link in the pod.
+	// AttributeInterfaceName (string) is the NIC's name on the node or, in the device metadata, the link's name in the
+	// pod.
 	AttributeInterfaceName = "interfaceName"
-	// AttributeMAC (string) is the hardware address of the NIC.
+	// AttributeMAC (string) is the NIC's hardware address.
 	AttributeMAC = "mac"
-	// AttributeMTU (int) is the maximum transmission unit of the NIC in bytes.
+	// AttributeMTU (int) is the NIC's maximum transmission unit in bytes.
 	AttributeMTU = "mtu"
-	// AttributeSpeedMbps (int) is the line rate of the NIC in Mbit/s.
+	// AttributeSpeedMbps (int) is the NIC's line rate in Mbit/s.
 	AttributeSpeedMbps = "speedMbps"
-	// AttributeSenderKey (string) is the key by which the node's kernel identifies
-	// the sender of a frame: NetnsCookie, NetnsCookieOfSocket, or MAC. A NIC
-	// without enforcement does not have it.
+	// AttributeSenderKey (string) is the key that the node's kernel uses to identify a frame's sender: NetnsCookie,
+	// NetnsCookieOfSocket, or MAC. A NIC without enforcement does not have it.
 	AttributeSenderKey = "senderKey"
-	// AttributeQueue (string) is the kind of the queues in which the frames of a share wait:
-	// fq_codel, which divides the bandwidth of a share fairly between its flows, or bfifo, on
-	// kernels without it. A NIC without enforcement does not have it.
+	// AttributeQueue (string) is the kind of queue that a share's frames wait in: fq_codel, which divides a share's
+	// bandwidth fairly between its flows, or bfifo, on kernels without it. A NIC without enforcement does not have it.
 	AttributeQueue = "queue"
 	// AttributeShaping (string) is the kind of queues that limit shares: htb, one HTB qdisc, or
 	// htb-mq, one HTB qdisc for each transmit queue of the NIC. A NIC without enforcement does not
@@ -117,51 +109,47 @@ const (
 	AttributeVendor = "vendor"
 	// AttributeDevice (string) is the PCI device ID, such as 2335.
 	AttributeDevice = "device"
-	// AttributeModel (string) is the name of the model, if its driver reports one.
+	// AttributeModel (string) is the model name, if the driver reports one.
 	AttributeModel = "model"
 	// AttributeDriverVersion (version) is the version of the kernel driver.
 	AttributeDriverVersion = "driverVersion"
 )
 
-// Attributes of fabrics. The DriverConfig can add further ones.
+// Attributes of fabrics. The DriverConfig can add others.
 const (
 	// AttributeFabric (string) is the name of the fabric in the DriverConfig.
 	AttributeFabric = "fabric"
 )
 
-// Attributes of grants. They are in the device metadata of containers only.
+// Attributes of grants. They are only in containers' device metadata.
 const (
-	// AttributeGrantedPrefix is the prefix of the attributes that report the grant of
-	// a share, such as grantedBandwidth (int). A grant that is not a whole number is a
-	// string.
+	// AttributeGrantedPrefix is the prefix of the attributes that report a share's grant, such as grantedBandwidth
+	// (int). A grant that is not a whole number is a string.
 	AttributeGrantedPrefix = "granted"
 )
 
-// Attributes of links. They are in the device metadata of containers only.
+// Attributes of links. They are only in containers' device metadata.
 const (
-	// AttributeNameservers (list of strings) lists the DNS servers of the AddressPools that
-	// the link's addresses are from, or of the lease.
+	// AttributeNameservers (list of strings) lists the DNS servers of the AddressPools or lease that the link's
+	// addresses are from.
 	AttributeNameservers = "nameservers"
 )
 
-// Capacities of devices. Accelerators and fabrics have the further capacities
-// that the DriverConfig names.
+// Capacities of devices. Accelerators and fabrics also have the capacities that the DriverConfig names.
 const (
-	// CapacityBandwidth is the bandwidth of a NIC that can be granted, in bits
-	// per second.
+	// CapacityBandwidth is a NIC's grantable bandwidth, in bits per second.
 	CapacityBandwidth = "bandwidth"
 	// CapacityShares is the number of shares that a NIC can be divided into. Each
 	// claim consumes one.
 	CapacityShares = "shares"
 	// CapacityMemory is the memory of an accelerator in bytes.
 	CapacityMemory = "memory"
-	// CapacityGroups is the number of groups of pods that a fabric can serve.
-	// Each group consumes one.
+	// CapacityGroups is the number of pod groups that a fabric can serve. Each group consumes one.
 	CapacityGroups = "groups"
 )
 
-// CapacityUnit returns the unit of a capacity in metrics: "bit_per_second", "byte", or
-// "integer" for those whose unit the project does not define.
+// CapacityUnit returns a capacity's unit in metrics: "bit_per_second", "byte", or "integer" if the project does not
+// define its unit.
 func CapacityUnit(name string) string {
 	switch name {
 	case CapacityBandwidth:
@@ -181,8 +169,8 @@ const (
 	// TaintUnusable (NoSchedule) marks a device that the plugin currently cannot
 	// share while claims hold shares of it.
 	TaintUnusable = Group + "/unusable"
-	// TaintLinkDown marks a NIC that has no carrier, or regained it only seconds
-	// ago. The field linkDown of the network sets the effect.
+	// TaintLinkDown marks a NIC that does not have a carrier, or regained it only seconds ago. The network's field
+	// linkDown sets the effect.
 	TaintLinkDown = Group + "/link-down"
 	// TaintSharesHeld (NoSchedule) marks an accelerator that became exclusive
 	// while claims hold shares of it.
@@ -191,8 +179,8 @@ const (
 
 // Annotations of pods.
 const (
-	// ClaimReferencesAnnotation selects the containers that get the pod's claims of
-	// the driver. Its values are All and Explicit; the default is All.
+	// ClaimReferencesAnnotation selects the containers that get the pod's claims for the driver's devices. Its values
+	// are All and Explicit; the default is All.
 	ClaimReferencesAnnotation = Group + "/claim-references"
 )
 
@@ -206,8 +194,7 @@ const (
 	ClaimReferencesExplicit = "Explicit"
 )
 
-// Field managers. They own elements of status.devices of a ResourceClaim through
-// server-side apply.
+// Field managers. They own elements of a ResourceClaim's status.devices through server-side apply.
 const (
 	// FieldManagerPlugin writes the status of devices on a node.
 	FieldManagerPlugin = "dra-shared-plugin"
@@ -220,7 +207,6 @@ const (
 // Managers of objects. They are values of the labels endpointslice.kubernetes.io/managed-by and
 // app.kubernetes.io/managed-by.
 const (
-	// ManagedByController marks the EndpointSlices of the controller, and the PodGroups that
-	// it creates as a dry run.
+	// ManagedByController marks the controller's EndpointSlices, and the PodGroups that it creates as a dry run.
 	ManagedByController = "controller.dra-shared.dev"
 )

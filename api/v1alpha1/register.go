@@ -10,10 +10,10 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 )
 
-// Version is the version of the API in this package.
+// Version is the API version in this package.
 const Version = "v1alpha1"
 
-// APIVersion is the value of the field apiVersion of all kinds in this package.
+// APIVersion is the value of apiVersion for all kinds in this package.
 const APIVersion = Group + "/" + Version
 
 // Kinds of the opaque parameters, and of the file that describes a fabric.
@@ -31,7 +31,7 @@ func TypeMeta(kind string) metav1.TypeMeta {
 	return metav1.TypeMeta{APIVersion: APIVersion, Kind: kind}
 }
 
-// AddToScheme registers the kinds of this package and their defaults with a scheme.
+// AddToScheme registers this package's kinds and their defaults with a scheme.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion,
 		&NetworkAttachment{}, &AcceleratorShare{}, &FabricMembership{},
@@ -45,7 +45,7 @@ func AddToScheme(s *runtime.Scheme) error {
 	return nil
 }
 
-// scheme holds the kinds of this package, for Decode.
+// scheme holds this package's kinds, for Decode.
 var scheme = runtime.NewScheme()
 
 func init() { utilruntime.Must(AddToScheme(scheme)) }

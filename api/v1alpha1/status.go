@@ -5,8 +5,8 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// Kinds of the objects in status.devices[].data of a ResourceClaim. Consumers
-// must look at apiVersion and kind before they read other fields.
+// Kinds of the objects in a ResourceClaim's status.devices[].data. Consumers must look at apiVersion and kind before
+// they read other fields.
 const (
 	NetworkStatusKind        = "NetworkStatus"
 	NetworkStatusSummaryKind = "NetworkStatusSummary"
@@ -16,9 +16,9 @@ const (
 // CNIVersion is the version of the CNI specification that NetworkStatus follows.
 const CNIVersion = "1.1.0"
 
-// NetworkStatus is the data of a share of a NIC that has one link. It is a CNI
-// result ("ADD Success" of the CNI specification 1.1.0), extended by the
-// bandwidth that the kernel enforces. All values but routes and dns are read back from the kernel.
+// NetworkStatus is the data of a NIC share with one link. It is a CNI result ("ADD Success" in the CNI specification
+// 1.1.0), extended by the bandwidth that the kernel enforces. All values except routes and dns are read back from the
+// kernel.
 //
 // +kubebuilder:object:root=true
 type NetworkStatus struct {
@@ -31,11 +31,11 @@ type NetworkStatus struct {
 	// Network is the name of the network in the DriverConfig.
 	Network string `json:"network,omitempty"`
 
-	// Pod is the namespace and the name of the pod, as namespace/name.
+	// Pod is the pod's namespace and name, as namespace/name.
 	Pod string `json:"pod,omitempty"`
 
-	// NotReady reports whether the link cannot be used, for example because it is down or blocked. The
-	// condition Ready of the claim applies to all pods, and gives the reason.
+	// NotReady reports whether the link cannot be used, for example because it is down or blocked. The claim's
+	// condition Ready applies to all pods, and gives the reason.
 	NotReady bool `json:"notReady,omitempty"`
 
 	// Interfaces lists the link in the pod. It has one element.
@@ -47,16 +47,16 @@ type NetworkStatus struct {
 	// Routes lists the routes that the claim's parameters request.
 	Routes []CNIRoute `json:"routes,omitempty"`
 
-	// DNS lists the DNS servers of the AddressPools that the link's addresses are from, or of
-	// the lease. The field is absent if there are none.
+	// DNS lists the DNS servers of the AddressPools or lease that the link's addresses are from. The field is absent if
+	// there are none.
 	DNS *CNIDNS `json:"dns,omitempty"`
 
-	// Bandwidth holds the rates that the kernel enforces for the share. The field is absent
-	// if the kernel enforces nothing.
+	// Bandwidth holds the rates that the kernel enforces for the share. The field is absent if the kernel does not
+	// enforce any.
 	Bandwidth *BandwidthStatus `json:"bandwidth,omitempty"`
 }
 
-// CNIInterface describes the link of a share in a pod.
+// CNIInterface describes a share's link in a pod.
 type CNIInterface struct {
 	// Name is the name of the link in the pod.
 	Name string `json:"name"`
@@ -91,12 +91,12 @@ type CNIDNS struct {
 	Nameservers []string `json:"nameservers,omitempty"`
 }
 
-// BandwidthStatus holds the rates that the kernel enforces for a share in each direction, as
-// the plugin reads it back from the classes of the share.
+// BandwidthStatus holds the rates that the kernel enforces for a share in each direction, as the plugin reads them
+// back from the share's classes.
 type BandwidthStatus struct {
-	// Send limits the traffic that the pods of the share send.
+	// Send limits the traffic that the share's pods send.
 	Send RateStatus `json:"send"`
-	// Receive limits the traffic that the pods of the share receive.
+	// Receive limits the traffic that the share's pods receive.
 	Receive RateStatus `json:"receive"`
 }
 
@@ -109,8 +109,7 @@ type RateStatus struct {
 	Ceiling uint64 `json:"ceiling"`
 }
 
-// NetworkStatusSummary is the data of a share of a NIC that several pods use.
-// The links of all pods share one grant.
+// NetworkStatusSummary is the data of a NIC share that several pods use. All pods' links share one grant.
 //
 // +kubebuilder:object:root=true
 type NetworkStatusSummary struct {
@@ -119,33 +118,31 @@ type NetworkStatusSummary struct {
 	// Network is the name of the network in the DriverConfig.
 	Network string `json:"network,omitempty"`
 
-	// Pods is the number of pods on the node that have a link or whose link
-	// could not be attached.
+	// Pods is the number of pods on the node that have a link or failed to get one.
 	Pods int32 `json:"pods"`
 
 	// Attached is the number of links that are ready (see notReady of PodNetworkStatus).
 	Attached int32 `json:"attached"`
 
-	// Failed is the number of pods whose link could not be attached.
+	// Failed is the number of pods that failed to get a link.
 	Failed int32 `json:"failed"`
 
-	// First lists the links of the first pods, ordered by the name of the pod:
-	// as many as fit into the 10 KiB that a status can have. This is enough for 110
-	// pods, the default limit of a node, with an IPv4 address each, unless
-	// namespace and name have more than 50 characters.
+	// First lists the first pods' links, ordered by pod name: as many as fit into the 10 KiB that a status can have.
+	// This is enough for 110 pods, the default limit of a node, with an IPv4 address each, unless namespace and name
+	// have more than 50 characters.
 	First []PodNetworkStatus `json:"first"`
 
 	// Truncated reports whether first omits links.
 	Truncated bool `json:"truncated"`
 
-	// Bandwidth holds the rates that the kernel enforces for all links of the share together.
-	// The field is absent if the kernel enforces nothing.
+	// Bandwidth holds the rates that the kernel enforces for all of the share's links together. The field is absent if
+	// the kernel does not enforce any.
 	Bandwidth *BandwidthStatus `json:"bandwidth,omitempty"`
 }
 
-// PodNetworkStatus is the link of one pod in a NetworkStatusSummary.
+// PodNetworkStatus is one pod's link in a NetworkStatusSummary.
 type PodNetworkStatus struct {
-	// Pod is the namespace and the name of the pod, as namespace/name.
+	// Pod is the pod's namespace and name, as namespace/name.
 	Pod string `json:"pod"`
 	// Interface is the name of the link in the pod. It is absent if the
 	// summary would otherwise omit links.
@@ -153,8 +150,8 @@ type PodNetworkStatus struct {
 	// MAC is the hardware address of the link. It is absent if the summary
 	// would otherwise omit links.
 	MAC string `json:"mac,omitempty"`
-	// NotReady reports whether the link cannot be used, for example because it is down or blocked. The
-	// condition Ready of the claim applies to all pods, and gives the reason.
+	// NotReady reports whether the link cannot be used, for example because it is down or blocked. The claim's
+	// condition Ready applies to all pods, and gives the reason.
 	NotReady bool `json:"notReady,omitempty"`
 	// IPs lists the addresses of the link with their prefix lengths, at most 16.
 	IPs []string `json:"ips,omitempty"`
@@ -170,9 +167,9 @@ type FabricStatusSummary struct {
 	// Pods is the number of pods that are bound to a node and are not terminal.
 	Pods int32 `json:"pods"`
 
-	// Running is the number of those pods that run.
+	// Running is the number of those pods that are running.
 	Running int32 `json:"running"`
 
-	// Nodes is the number of nodes on which those pods run.
+	// Nodes is the number of nodes that those pods are bound to.
 	Nodes int32 `json:"nodes"`
 }

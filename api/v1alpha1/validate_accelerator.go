@@ -57,8 +57,7 @@ func (a *AcceleratorShare) Validate() (errs field.ErrorList) {
 	return errs
 }
 
-// ValidateFor checks parameters against the bounds of the accelerator, in addition to
-// Validate.
+// ValidateFor checks parameters against the accelerator's bounds, in addition to Validate.
 func (a *AcceleratorShare) ValidateFor(allowed AllowedAccelerator) field.ErrorList {
 	errs := a.Validate()
 	if len(errs) > 0 {

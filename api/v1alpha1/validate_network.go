@@ -47,9 +47,9 @@ type AllowedNetwork struct {
 	Bursts  []Burst
 	// Sysctls lists the allowed kernel parameters of links.
 	Sysctls []string
-	// DHCP lists the IP families in which claims can lease addresses.
+	// DHCP lists the IP families that claims can lease addresses in.
 	DHCP []IPFamily
-	// MTU is the MTU of the NIC in bytes, or 0 if it is not known yet.
+	// MTU is the NIC's MTU in bytes, or 0 if it is not known yet.
 	MTU int32
 }
 
@@ -58,8 +58,8 @@ func (a *NetworkAttachment) Validate() field.ErrorList {
 	return a.validate(len(a.AddressPools) > 0 || len(a.DHCP) > 0)
 }
 
-// validate is Validate. assigned reports whether the link may have addresses other than those of the parameters, in
-// whose subnets gateways may be.
+// validate is Validate. assigned reports whether the link may have addresses that are not in the parameters, with
+// subnets that gateways may be in.
 func (a *NetworkAttachment) validate(assigned bool) (errs field.ErrorList) {
 	errs = append(errs, validateInterfaceName(a.InterfaceName, field.NewPath("interfaceName"))...)
 	errs = append(errs, validateEnum(a.Mode, field.NewPath("mode"), ModePrivate, ModeBridge)...)
@@ -238,7 +238,7 @@ func validatePools(a *NetworkAttachment, path *field.Path) (errs field.ErrorList
 	return errs
 }
 
-// validateDHCP validates the families in which a link with the addresses leases one.
+// validateDHCP validates the families that a link with the addresses leases an address in.
 func validateDHCP(a *NetworkAttachment, addresses []netip.Prefix, path *field.Path) (errs field.ErrorList) {
 	for i, family := range a.DHCP {
 		if family == "" || len(validateEnum(family, path.Index(i), IPv4)) > 0 {
@@ -302,8 +302,8 @@ func validateMTU(mtu *int32, addresses []netip.Prefix, path *field.Path) field.E
 	return nil
 }
 
-// validateRoutes validates routes through a link with the addresses. assigned reports
-// whether it may also have others, which are not known here.
+// validateRoutes validates routes through a link with the addresses. assigned reports whether the link may also have
+// others, which are not known here.
 func validateRoutes(
 	routes []Route, addresses []netip.Prefix, assigned bool, path *field.Path,
 ) (errs field.ErrorList) {
@@ -348,7 +348,7 @@ func validateNetwork(text string, path *field.Path) (netip.Prefix, field.ErrorLi
 	return network, nil
 }
 
-// validateTable refuses the tables of the kernel: default, main, and local.
+// validateTable refuses the kernel's tables: default, main, and local.
 func validateTable(table int32, path *field.Path) field.ErrorList {
 	if table < 1 || table >= firstKernelTable && table <= lastKernelTable {
 		return field.ErrorList{field.Invalid(path, table,
@@ -407,10 +407,10 @@ func validateNeighbors(neighbors []Neighbor, path *field.Path) (errs field.Error
 	return errs
 }
 
-// sysctlName matches the names of kernel parameters of one link.
+// sysctlName matches the names of a link's kernel parameters.
 var sysctlName = regexp.MustCompile(`^net\.ipv[46]\.(conf|neigh)\.IFNAME\.[a-z0-9_]+$`)
 
-// ValidateSysctlName returns an error unless the kernel parameter is one of a link.
+// ValidateSysctlName returns an error unless the kernel parameter belongs to a link.
 func ValidateSysctlName(name string, path *field.Path) field.ErrorList {
 	if !sysctlName.MatchString(name) {
 		return field.ErrorList{field.Invalid(path, name,

@@ -17,11 +17,10 @@ import (
 
 // Accelerator selects accelerators, and sets the rules for sharing them.
 type Accelerator struct {
-	// Name is the name of the entry, a DNS label. It is published as the attribute
-	// accelerator of the devices.
+	// Name is the name of the entry, a DNS label. It is published as the devices' attribute accelerator.
 	Name string `json:"name"`
 
-	// Match selects the devices to which the entry applies.
+	// Match selects the devices that the entry applies to.
 	Match Match `json:"match"`
 
 	// Exclusive makes each accelerator a device that only one claim can use at a
@@ -30,8 +29,7 @@ type Accelerator struct {
 
 	Capacities `json:",inline"`
 
-	// Edits describes what containers with a share get in addition to the device
-	// nodes of the accelerator.
+	// Edits describes what containers with a share get in addition to the accelerator's device nodes.
 	Edits Edits `json:"edits,omitempty"`
 
 	// Allow limits what claims can request in an AcceleratorShare.
@@ -51,24 +49,23 @@ type Match struct {
 	// Device is the PCI device ID, four hexadecimal digits such as 2335.
 	Device string `json:"device,omitempty"`
 
-	// DevicePaths lists patterns of device nodes, such as /dev/npu[0-9]*. In addition
-	// to PCI criteria, they select the nodes of a device that containers get. Without
-	// PCI criteria, each matching node is a device, except that the nodes of one PCI
-	// device form one device.
+	// DevicePaths lists patterns of device nodes, such as /dev/npu[0-9]*. In addition to PCI criteria, they select the
+	// nodes of a device that containers get. Without PCI criteria, each matching node is a device, except that one PCI
+	// device's nodes form one device.
 	DevicePaths []string `json:"devicePaths,omitempty"`
 }
 
 // OnPCI reports whether only PCI devices can match.
 func (m Match) OnPCI() bool { return m.PCIClass != "" || m.Vendor != "" || m.Device != "" }
 
-// AcceleratorAllow limits what claims can request of the accelerators of an entry.
+// AcceleratorAllow limits what claims can request from an entry's accelerators.
 type AcceleratorAllow struct {
-	// DeviceNodes lists patterns of further device nodes that claims can request,
-	// such as /dev/dri/card*. By default, claims cannot request any.
+	// DeviceNodes lists patterns of additional device nodes that claims can request, such as /dev/dri/card*. By
+	// default, claims cannot request any.
 	DeviceNodes []string `json:"deviceNodes,omitempty"`
 }
 
-// Allowed returns what claims can request of the accelerators.
+// Allowed returns what claims can request from the accelerators.
 func (a *Accelerator) Allowed() params.AllowedAccelerator {
 	return params.AllowedAccelerator{
 		Accelerator: a.Name,

@@ -17,8 +17,7 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-// GrantVariable returns the last part of the name of the environment variable that
-// holds the granted amount of a capacity.
+// GrantVariable returns the last part of the name of the environment variable with a capacity's granted amount.
 func GrantVariable(capacity string) string {
 	if capacity == params.CapacityMemory {
 		return params.EnvironmentMemory
@@ -26,8 +25,8 @@ func GrantVariable(capacity string) string {
 	return strings.ToUpper(capacity)
 }
 
-// Capacities describes the consumption of a device's capacities by its shares. A device without
-// capacities can have any number of shares.
+// Capacities describes how shares consume a device's capacities. A device without capacities can have any number of
+// shares.
 type Capacities struct {
 	// Capacity holds the total amount of each capacity of one device, by name, at
 	// most 16. A name is a C identifier of at most 32 characters. The capacity memory
@@ -35,9 +34,8 @@ type Capacities struct {
 	// administrator. An amount is more than 0 and less than 8Ei.
 	Capacity map[string]resource.Quantity `json:"capacity,omitempty"`
 
-	// Policy sets the amounts of a capacity that claims can request, by name. A claim
-	// that does not request a capacity without a policy gets all of it (KEP-5075). It
-	// is forbidden for exclusive devices.
+	// Policy sets the amounts of a capacity that claims can request, by name. Without a policy, a claim that does not
+	// request the capacity gets all of it (KEP-5075). Policies are forbidden for exclusive devices.
 	Policy map[string]CapacityPolicy `json:"policy,omitempty"`
 }
 
@@ -127,9 +125,8 @@ func validateIdentifier(name string, at *field.Path) (errs field.ErrorList) {
 	return errs
 }
 
-// validate refuses values that the API server refuses (resource.k8s.io/v1,
-// validateRequestPolicy): one invalid policy would make it refuse all devices of the
-// ResourceSlice.
+// validate refuses values that the API server refuses (resource.k8s.io/v1, validateRequestPolicy): one invalid policy
+// would make it refuse all devices in the ResourceSlice.
 func (p CapacityPolicy) validate(capacity resource.Quantity, at *field.Path) (errs field.ErrorList) {
 	if p.Default == nil {
 		return field.ErrorList{field.Required(at.Child("default"),
@@ -223,8 +220,8 @@ func (p CapacityPolicy) isOnStep(q resource.Quantity) bool {
 	return (q.MilliValue()-p.Min.MilliValue())%p.Step.MilliValue() == 0
 }
 
-// isMilli reports whether a quantity is a multiple of 1m that fits an int64: the
-// scheduler computes in that unit as soon as one of the amounts is a fraction.
+// isMilli reports whether a quantity is a multiple of 1m that fits an int64: the scheduler calculates in that unit as
+// soon as one of the amounts is a fraction.
 func isMilli(q resource.Quantity) bool {
 	return q.Cmp(*resource.NewMilliQuantity(q.MilliValue(), q.Format)) == 0
 }

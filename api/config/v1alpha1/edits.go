@@ -16,27 +16,24 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-// Edits describes the container runtime's additions to containers with a share. All
-// values and paths can contain variables, written as ${name}; $$ stands for a dollar
-// sign. Each share has the variables share, request, device, and node; a share of a
-// PCI device also has pciBusID. For each capacity there are variables with the
-// granted amount: its name alone for the decimal number, with the suffixes .Ki, .Mi,
-// and .Gi for whole units, and with the suffix .percent for the percentage of the
-// device, each rounded down.
+// Edits describes what the container runtime adds to containers with a share. All values and paths can contain
+// variables, written as ${name}; $$ stands for a dollar sign. Each share has the variables share, request, device,
+// and node; a share of a PCI device also has pciBusID. For each capacity, there are variables with the granted
+// amount: its name alone for the decimal number, with the suffixes .Ki, .Mi, and .Gi for whole units, and with the
+// suffix .percent for the percentage of the device, each rounded down.
 type Edits struct {
-	// Environment holds values of environment variables by name. A name is a C
-	// identifier that does not start with DRA_SHARED_. Claims cannot set these
-	// variables.
+	// Environment holds environment variables by name. A name is a C identifier that does not start with DRA_SHARED_.
+	// Claims cannot set these variables.
 	Environment map[string]string `json:"environment,omitempty"`
 
-	// DeviceNodes lists paths of further device nodes below /dev.
+	// DeviceNodes lists paths of additional device nodes below /dev.
 	DeviceNodes []string `json:"deviceNodes,omitempty"`
 
-	// Mounts lists files and directories of the node to mount.
+	// Mounts lists files and directories on the node to mount.
 	Mounts []Mount `json:"mounts,omitempty"`
 }
 
-// Mount is a bind mount of a file or directory of the node.
+// Mount is a bind mount of a file or directory on the node.
 type Mount struct {
 	// HostPath is the absolute path on the node.
 	HostPath string `json:"hostPath"`
@@ -49,7 +46,7 @@ type Mount struct {
 	Writable bool `json:"writable,omitempty"`
 }
 
-// Variables in edits of every share.
+// Variables in every share's edits.
 const (
 	VariableShare    = "share"    // the name of the share, unique on the node
 	VariableRequest  = "request"  // the name of the request in the claim
@@ -60,13 +57,12 @@ const (
 
 var shareVariables = []string{VariableShare, VariableRequest, VariableDevice, VariableNode}
 
-// capacitySuffixes lists what follows the name of a capacity in the names of its
-// variables: nothing for the granted amount as a decimal number, .Ki, .Mi, and .Gi for
-// whole units, and .percent for the percentage of the device, each rounded down.
+// capacitySuffixes lists what follows a capacity's name in its variables' names: nothing for the granted amount as a
+// decimal number, .Ki, .Mi, and .Gi for whole units, and .percent for the percentage of the device, each rounded
+// down.
 var capacitySuffixes = []string{"", ".Ki", ".Mi", ".Gi", ".percent"}
 
-// Expand returns the edits with variables replaced by their values. The error lists
-// the variables without a value.
+// Expand returns the edits with variables replaced with their values. The error lists the variables without a value.
 func (e Edits) Expand(variables map[string]string) (Edits, error) {
 	var missing []string
 	expand := func(text string) string {
@@ -89,7 +85,7 @@ func (e Edits) Expand(variables map[string]string) (Edits, error) {
 	return expanded, nil
 }
 
-// Only returns the edits that use no variables other than these.
+// Only returns the edits that do not use other variables.
 func (e Edits) Only(variables map[string]string) (out Edits) {
 	expandable := func(texts ...string) bool {
 		_, err := Edits{DeviceNodes: texts}.Expand(variables)

@@ -14,16 +14,14 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-// Fabric is a device that spans several nodes, such as the accelerator interconnect
-// of a rack. The controller publishes it once per cluster, and the plugin of each
-// node prepares its containers.
+// Fabric is a device that spans several nodes, such as a rack's accelerator interconnect. The controller publishes it
+// once per cluster, and each node's plugin prepares the containers there.
 type Fabric struct {
 	// Name is the name of the fabric, a DNS label. It is also the name of the device,
 	// and it is published as the attribute fabric.
 	Name string `json:"name"`
 
-	// NodeSelector holds the labels of the nodes that are connected to the fabric. A
-	// node must have all of them.
+	// NodeSelector holds the labels of the nodes connected to the fabric. A node must have all of them.
 	NodeSelector map[string]string `json:"nodeSelector"`
 
 	// Attributes holds attributes that are published with the device, as strings of 1
@@ -35,9 +33,8 @@ type Fabric struct {
 	// default is false.
 	Exclusive bool `json:"exclusive,omitempty"`
 
-	// Groups is the number of groups of pods that can use the fabric at once: each
-	// claim counts once, and the shards of a PodGroup count once together. It is
-	// forbidden for an exclusive fabric. The default, 0, sets no limit.
+	// Groups is the number of pod groups that can use the fabric at the same time: each claim counts once, and a
+	// PodGroup's shards count once together. It is forbidden for an exclusive fabric. The default, 0, means no limit.
 	Groups int32 `json:"groups,omitempty"`
 
 	Capacities `json:",inline"`
@@ -50,7 +47,7 @@ type Fabric struct {
 // reservedAttributes are the attributes that the driver itself gives a fabric.
 var reservedAttributes = []string{params.AttributeKind, params.AttributeFabric}
 
-// maxAttributeLength is the limit of the API for a string attribute, in characters.
+// maxAttributeLength is the API's limit for a string attribute, in characters.
 const maxAttributeLength = 64
 
 func (f *Fabric) validate(at *field.Path) (errs field.ErrorList) {

@@ -31,8 +31,8 @@ func Load(raw []byte) (*DriverConfig, error) {
 var decoder = json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme,
 	json.SerializerOptions{Yaml: true, Strict: true})
 
-// Decode reads a DriverConfig from YAML or JSON. Unknown and duplicate fields are
-// errors. It neither defaults nor validates.
+// Decode reads a DriverConfig from YAML or JSON. Unknown and duplicate fields are errors. It does not default or
+// validate.
 func Decode(raw []byte) (*DriverConfig, error) {
 	var id metav1.TypeMeta
 	if err := yaml.Unmarshal(raw, &id); err != nil {

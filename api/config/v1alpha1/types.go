@@ -21,43 +21,35 @@ import (
 type DriverConfig struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// Networks lists the networks whose NICs the driver shares. The first network that
-	// matches a NIC applies.
+	// Networks lists the networks with NICs that the driver shares. The first network that matches a NIC applies.
 	Networks []Network `json:"networks,omitempty"`
 
-	// Accelerators lists the accelerators that the driver shares. The first entry of
-	// the list that matches a device applies.
+	// Accelerators lists the accelerators that the driver shares. The first entry that matches a device applies.
 	Accelerators []Accelerator `json:"accelerators,omitempty"`
 
 	// Fabrics lists devices that span several nodes.
 	Fabrics []Fabric `json:"fabrics,omitempty"`
 }
 
-// Network is a set of NICs that are connected to the same network, and the rules
-// for sharing them.
+// Network is a set of NICs on the same network, and the rules for sharing them.
 type Network struct {
-	// Name is the name of the network, a DNS label. It is published as the attribute
-	// network of the NICs.
+	// Name is the name of the network, a DNS label. It is published as the NICs' attribute network.
 	Name string `json:"name"`
 
-	// Interfaces lists names of NICs, or patterns of names with the wildcards "*",
-	// "?", and "[a-z]". The driver does not touch NICs that no entry matches. A
-	// pattern does not match an uplink, which is a NIC that a default route of the
-	// node uses or has used since the node booted, itself or through a VLAN, a
-	// bridge, or a bond: to share it, list its exact name. The plugin forgets an uplink
-	// that has not existed for an hour.
+	// Interfaces lists names of NICs, or patterns of names with the wildcards "*", "?", and "[a-z]". The driver does
+	// not touch NICs that no entry matches. A pattern does not match an uplink, which is a NIC that one of the node's
+	// default routes uses or has used since the node booted, directly or through a VLAN, a bridge, or a bond: to share
+	// it, list its exact name. The plugin forgets an uplink that has not existed for an hour.
 	Interfaces []string `json:"interfaces"`
 
-	// ResourceName is published as the attribute k8s.cni.cncf.io/resourceName of the NICs,
-	// by which Multus finds the devices of claims. It is a prefix, which is a DNS subdomain,
-	// a slash, and a name, such as example.com/storage. By default, the NICs do not have the
-	// attribute.
+	// ResourceName is published as the NICs' attribute k8s.cni.cncf.io/resourceName, which Multus uses to find claims'
+	// devices. It is a DNS subdomain, a slash, and a name, such as example.com/storage. By default, the NICs do not
+	// have the attribute.
 	ResourceName string `json:"resourceName,omitempty"`
 
-	// Bandwidth is the line rate of the NICs in bits per second, a whole number of
-	// at least 8. The default is the speed that the link reports: for a bond, the sum
-	// of the members that can currently send; for a VLAN, the speed of the NIC below
-	// it. The field is required for links that report no speed.
+	// Bandwidth is the line rate of the NICs in bits per second, a whole number of at least 8. The default is the speed
+	// that the link reports: for a bond, the sum of the members that can currently send; for a VLAN, the speed of the
+	// NIC below it. The field is required for links that do not report a speed.
 	Bandwidth *resource.Quantity `json:"bandwidth,omitempty"`
 
 	// Reserve is the part of the line rate that is not granted to shares, in bits
@@ -65,40 +57,34 @@ type Network struct {
 	// and frames without a known sender use it. The default is 1 % of the line rate.
 	Reserve *resource.Quantity `json:"reserve,omitempty"`
 
-	// Forwarded is the part of the line rate that is guaranteed to frames that the
-	// node forwards through the NIC, such as those of pods in the cluster network, in
-	// bits per second. It is not granted to shares. Forwarded frames can also use idle
-	// bandwidth, unless the node recognizes them only by their address (see
-	// docs/user/enforcement.md). Together with reserve it must be less than
-	// bandwidth. The default is 10 % of the line rate for an uplink, and otherwise 0:
-	// forwarded frames then count as frames without a known sender.
+	// Forwarded is the part of the line rate that is guaranteed to frames that the node forwards through the NIC, such
+	// as from pods in the cluster network, in bits per second. It is not granted to shares. Forwarded frames can also
+	// use idle bandwidth, unless the node recognizes them only by their address (see docs/user/enforcement.md).
+	// Together with reserve, it must be less than bandwidth. The default is 10 % of the line rate for an uplink, and
+	// otherwise 0: forwarded frames then count as frames without a known sender.
 	Forwarded *resource.Quantity `json:"forwarded,omitempty"`
 
-	// Multicast is the rate at which multicast and broadcast frames that arrive at a
-	// NIC reach the shares and the node together, in bits per second, except ARP and
-	// neighbor discovery. The default is an eighth of reserve.
+	// Multicast limits arriving multicast and broadcast frames, except ARP and neighbor discovery, in bits per second:
+	// the shares and the node together receive no more. The default is an eighth of reserve.
 	Multicast *resource.Quantity `json:"multicast,omitempty"`
 
-	// Overhead is how many bytes the network carries with each frame in addition to its
-	// Ethernet header and payload, at most 256: 24 on Ethernet (preamble, checksum, gap).
-	// With it, bandwidth is the rate on the wire, so that a flood of small frames cannot
-	// use more of the wire than was granted. The default is 0: the header and the payload
+	// Overhead is how many bytes the network carries with each frame in addition to its Ethernet header and payload, at
+	// most 256: 24 on Ethernet (preamble, checksum, gap). With it, bandwidth is the rate on the wire, so a flood of
+	// small frames cannot use more of the wire than was granted. The default is 0: only the header and the payload
 	// count.
 	Overhead int32 `json:"overhead,omitempty"`
 
-	// Identity selects what happens to frames that do not carry the identity of the
-	// link that sends them: its MAC address and its IP addresses (see
-	// docs/user/security.md). The default is Enforce. It has no effect with
-	// enforcement None.
+	// Identity selects what happens to frames that do not carry the sending link's identity: its MAC address and its IP
+	// addresses (see docs/user/security.md). The default is Enforce. The field has no effect with enforcement None.
 	Identity Identity `json:"identity,omitempty"`
 
-	// DuplicateAddressDetection selects what happens if another host on the network has
-	// an address of a link (see docs/user/addresses.md). The default is Report.
+	// DuplicateAddressDetection selects what happens if another host on the network has a link's address (see
+	// docs/user/addresses.md). The default is Report.
 	DuplicateAddressDetection DuplicateAddressDetection `json:"duplicateAddressDetection,omitempty"`
 
-	// DHCP lists the IP families in which a claim leases an address if it sets neither
-	// addresses, addressPools, nor dhcp: IPv4. allow.dhcp must have them. By default, such a
-	// claim gets addresses of the network's default AddressPools, or none.
+	// DHCP lists the IP families that a claim leases an address in if it does not set addresses, addressPools, or dhcp:
+	// IPv4. allow.dhcp must have them. By default, such a claim gets addresses from the network's default AddressPools,
+	// or none.
 	DHCP []params.IPFamily `json:"dhcp,omitempty"`
 
 	// Allow limits what claims can request in a NetworkAttachment, and what pods can
@@ -124,70 +110,62 @@ type Network struct {
 	// a carrier. The default is NoSchedule.
 	LinkDown TaintEffect `json:"linkDown,omitempty"`
 
-	// TakeOver makes the driver replace a root qdisc that it does not manage. Without
-	// it, the driver does not use a NIC that has such a qdisc. The default is false.
+	// TakeOver makes the driver replace a root qdisc that it does not manage. Without it, the driver does not use a NIC
+	// with such a qdisc. The default is false.
 	TakeOver bool `json:"takeOver,omitempty"`
 
-	// TrustMAC counts frames that no socket on the node sent, such as forwarded or
-	// bridged frames or those of a virtual machine, toward the share that has their
-	// source address. Any pod on the NIC can then send as another. The default is
-	// false.
+	// TrustMAC counts frames that no socket on the node sent, such as forwarded or bridged frames or a virtual
+	// machine's, toward the share with their source address. Any pod on the NIC can then send as another. The default
+	// is false.
 	TrustMAC bool `json:"trustMAC,omitempty"`
 }
 
-// Allow limits what claims can request on a network, and what pods can send. Links
-// that were attached before a change get the new rules too.
+// Allow limits what claims can request on a network, and what pods can send. Links that were attached before a change
+// also get the new rules.
 type Allow struct {
 	// Modes lists the allowed modes. The default is Private.
 	Modes []params.Mode `json:"modes,omitempty"`
 
-	// Subnets lists the subnets from which claims can request addresses, such as
-	// 10.20.0.0/16. By default, claims cannot request addresses. A link without
-	// requested addresses may use those of the subnets that no other link has; without
-	// subnets, all addresses that no other link has.
+	// Subnets lists the subnets that claims can request addresses from, such as 10.20.0.0/16. By default, claims cannot
+	// request addresses. A link without requested addresses may use any address in the subnets that no other link has;
+	// without subnets, any address that no other link has.
 	Subnets []string `json:"subnets,omitempty"`
 
-	// Addresses lists further addresses and networks, such as 10.20.0.9, from which
-	// every link may send, for example virtual addresses that pods take over from each
-	// other. With addresses or macs, links may also send VRRP, HSRP, and GLBP.
+	// Addresses lists additional addresses and networks, such as 10.20.0.9, that every link may send from, for example
+	// virtual addresses that pods take over from each other. With addresses or macs, links may also send VRRP, HSRP,
+	// and GLBP.
 	Addresses []string `json:"addresses,omitempty"`
 
-	// MACs lists further MAC addresses with which every link may send and receive,
-	// such as those of VRRP, a bond, or a virtual machine in a pod.
+	// MACs lists additional MAC addresses that every link may send from and receive at, such as for VRRP, a bond, or a
+	// virtual machine in a pod.
 	MACs []string `json:"macs,omitempty"`
 
-	// VLANs lists the IDs of the VLANs, from 1 to 4094, whose tags the frames of pods
-	// may have.
+	// VLANs lists the IDs of the VLANs, from 1 to 4094, that pods may tag their frames with.
 	VLANs []int32 `json:"vlans,omitempty"`
 
-	// Forwarding permits pods to forward frames that they have not sent themselves,
-	// such as those of a virtual machine or of another network. The frames need the MAC
-	// address of the link, or one of macs. They count as frames without a known sender.
-	// Links may then also send the routing protocols OSPF, EIGRP, and RIP. The default is false.
+	// Forwarding permits pods to forward frames that they have not sent themselves, such as from a virtual machine or
+	// another network. The frames need the link's MAC address, or one of macs. They count as frames without a known
+	// sender. Links may then also send the routing protocols OSPF, EIGRP, and RIP. The default is false.
 	Forwarding bool `json:"forwarding,omitempty"`
 
-	// RouterAdvertisements lets links configure addresses and routes from the router
-	// advertisements of the network, and send from the addresses that result from their MAC
-	// address (EUI-64). The default is false: only the node receives them.
+	// RouterAdvertisements lets links configure addresses and routes from the network's router advertisements, and send
+	// from the addresses derived from their MAC address (EUI-64). The default is false: only the node receives them.
 	RouterAdvertisements bool `json:"routerAdvertisements,omitempty"`
 
-	// Node lets the node and the links with the mode Bridge reach each other through the
-	// NIC. Modes must contain Bridge, and the network needs enforcement. All links receive
-	// the broadcasts of the node. The default is false.
+	// Node lets the node and the links with the mode Bridge reach each other through the NIC. Modes must contain
+	// Bridge, and the network needs enforcement. All links receive the node's broadcasts. The default is false.
 	Node bool `json:"node,omitempty"`
 
 	// Burst lists the allowed values of bandwidth.burst. The default is Guaranteed.
 	Burst []params.Burst `json:"burst,omitempty"`
 
-	// DHCP lists the IP families in which claims can lease addresses from the DHCP servers of
-	// the network: IPv4. With subnets, only addresses in them are accepted. It needs
-	// plugin.dhcp in the chart (see docs/user/addresses.md). By default, claims cannot lease
-	// addresses.
+	// DHCP lists the IP families that claims can lease addresses in from the network's DHCP servers: IPv4. With
+	// subnets, only addresses in them are accepted. The field requires plugin.dhcp in the chart (see
+	// docs/user/addresses.md). By default, claims cannot lease addresses.
 	DHCP []params.IPFamily `json:"dhcp,omitempty"`
 
-	// Sysctls lists the kernel parameters of links that claims can set, such as
-	// net.ipv4.conf.IFNAME.arp_ignore, in which IFNAME stands for the name of the link. By
-	// default, claims cannot set any.
+	// Sysctls lists the link kernel parameters that claims can set, such as net.ipv4.conf.IFNAME.arp_ignore, where
+	// IFNAME stands for the link's name. By default, claims cannot set any.
 	Sysctls []string `json:"sysctls,omitempty"`
 }
 
@@ -196,8 +174,8 @@ type Allow struct {
 // multiple of step. On a NIC that is too slow for the policy, the driver lowers the
 // amounts.
 type Policy struct {
-	// Default is the amount for a claim that requests no bandwidth: min plus a
-	// multiple of step. The default is 100M, or min if that is larger.
+	// Default is the amount for a claim that does not request bandwidth: min plus a multiple of step. The default is
+	// 100M, or min if that is larger.
 	Default *resource.Quantity `json:"default,omitempty"`
 
 	// Min is the smallest amount. The default is 10M.
@@ -214,8 +192,7 @@ type Enforcement string
 const (
 	// EnforcementShape queues traffic that exceeds the grant, in both directions.
 	EnforcementShape Enforcement = "Shape"
-	// EnforcementNone leaves the queues of the NIC unchanged. Grants limit only what
-	// the scheduler allocates.
+	// EnforcementNone leaves the NIC's queues unchanged. Grants limit only what the scheduler allocates.
 	EnforcementNone Enforcement = "None"
 )
 
@@ -224,18 +201,16 @@ type Shaping string
 
 // Values of Shaping.
 const (
-	// ShapingSingleQueue sends all frames of a NIC through one queue, in which shares can borrow idle
-	// bandwidth.
+	// ShapingSingleQueue sends all of a NIC's frames through one queue, where shares can borrow idle bandwidth.
 	ShapingSingleQueue Shaping = "SingleQueue"
-	// ShapingMultiQueue sends the frames of each share through one of the NIC's transmit queues, so that
-	// shares of different queues do not wait for one lock, if the NIC has several and the kernel can (see
-	// docs/user/enforcement.md). Shares cannot borrow, and the node's own and forwarded frames together get no
-	// more than reserve and forwarded. A NIC with shares changes only after its last share is released.
+	// ShapingMultiQueue sends each share's frames through one of the NIC's transmit queues, if it has several and the
+	// kernel supports it (see docs/user/enforcement.md). Shares on different queues then do not wait for the same lock.
+	// Shares cannot borrow, and the node's own and forwarded frames together get no more than reserve and forwarded. A
+	// NIC with shares changes only after its last share is released.
 	ShapingMultiQueue Shaping = "MultiQueue"
 )
 
-// Identity selects what happens to frames that do not carry the identity of their
-// sender.
+// Identity selects what happens to frames that do not carry their sender's identity.
 type Identity string
 
 // Values of Identity.
@@ -248,18 +223,16 @@ const (
 	IdentityOff Identity = "Off"
 )
 
-// DuplicateAddressDetection selects what happens if another host on the network has an
-// address of a link.
+// DuplicateAddressDetection selects what happens if another host on the network has a link's address.
 type DuplicateAddressDetection string
 
 // Values of DuplicateAddressDetection.
 const (
-	// DuplicateAddressReport reports the other host in the status of the claim. Pods start
-	// without waiting for answers from the network.
+	// DuplicateAddressReport reports the other host in the claim's status. Pods start without waiting for answers from
+	// the network.
 	DuplicateAddressReport DuplicateAddressDetection = "Report"
-	// DuplicateAddressRefuse asks the network before a link gets an address, which delays
-	// the pod by 200 ms. A pod gets another address of its pool; a static address is
-	// refused.
+	// DuplicateAddressRefuse asks the network before a link gets an address, which delays the pod by 200 ms. A pod gets
+	// another address from its pool; a static address is refused.
 	DuplicateAddressRefuse DuplicateAddressDetection = "Refuse"
 	// DuplicateAddressOff does not ask the network.
 	DuplicateAddressOff DuplicateAddressDetection = "Off"
@@ -271,7 +244,7 @@ type TaintEffect string
 
 // Values of TaintEffect.
 const (
-	// TaintNone means that the device has no taint.
+	// TaintNone means that the device does not have a taint.
 	TaintNone TaintEffect = "None"
 	// TaintNoSchedule prevents the scheduler from allocating the device.
 	TaintNoSchedule TaintEffect = "NoSchedule"
@@ -288,7 +261,7 @@ func (c *DriverConfig) NetworkNames() (names []string) {
 	return names
 }
 
-// ShapesNetworks reports whether the driver enforces the grants of any network.
+// ShapesNetworks reports whether the driver enforces any network's grants.
 func (c *DriverConfig) ShapesNetworks() bool {
 	return slices.ContainsFunc(c.Networks, func(n Network) bool { return n.Enforcement != EnforcementNone })
 }
@@ -315,8 +288,7 @@ func (n *Network) matches(nic string, uplink bool) bool {
 	})
 }
 
-// Allowed returns what claims can request on a NIC of the network. mtu is the MTU of
-// the NIC in bytes.
+// Allowed returns what claims can request on a NIC of the network. mtu is the NIC's MTU in bytes.
 func (n *Network) Allowed(mtu int32) params.AllowedNetwork {
 	allowed := params.AllowedNetwork{
 		Network: n.Name, Modes: n.Allow.Modes, Bursts: n.Allow.Burst, MTU: mtu,

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// maxShares is the number of class numbers that are available for shares of one NIC.
+	// maxShares is the number of class numbers available for one NIC's shares.
 	maxShares = 3000
 	// maxOverhead is the largest overhead, in bytes. No encapsulation adds more to a frame.
 	maxOverhead = 256
@@ -27,7 +27,7 @@ const (
 	maxResourceName = 64
 	// minRate is the smallest rate in bits per second: the kernel counts bytes.
 	minRate = 8
-	// maxVLAN is the largest ID of a VLAN (IEEE 802.1Q).
+	// maxVLAN is the largest VLAN ID (IEEE 802.1Q).
 	maxVLAN = 4094
 )
 
@@ -53,7 +53,7 @@ func (c *DriverConfig) Validate() (errs field.ErrorList) {
 	return errs
 }
 
-// nameSet holds the names of the elements of a list.
+// nameSet holds the names of a list's elements.
 type nameSet map[string]bool
 
 // add checks a name, and that no earlier element has it.
@@ -128,7 +128,7 @@ func (n *Network) validateAllow(at *field.Path) (errs field.ErrorList) {
 	return errs
 }
 
-// validateRates validates the rates, and that reserve and forwarded leave some of bandwidth for shares.
+// validateRates validates the rates, and that reserve and forwarded leave some bandwidth for shares.
 func (n *Network) validateRates(at *field.Path) (errs field.ErrorList) {
 	errs = append(errs, validateRate(n.Bandwidth, at.Child("bandwidth"))...)
 	errs = append(errs, validateRate(n.Reserve, at.Child("reserve"))...)
@@ -159,7 +159,7 @@ func validateResourceName(name string, at *field.Path) (errs field.ErrorList) {
 	return errs
 }
 
-// sum returns the sum of quantities, of which nil counts as 0.
+// sum returns the sum of quantities, where nil counts as 0.
 func sum(quantities ...*resource.Quantity) (total resource.Quantity) {
 	for _, q := range quantities {
 		if q != nil {
@@ -242,9 +242,8 @@ func (p Policy) validate(at *field.Path) (errs field.ErrorList) {
 	return nil
 }
 
-// validateRate checks that a rate, if set, is a whole number of bits per second. It
-// refuses fractions because they result from a lowercase suffix: 100m is 0.1 bit/s,
-// where 100M is meant.
+// validateRate checks that a rate, if set, is a whole number of bits per second. It refuses fractions because they
+// result from a lowercase suffix: 100m is 0.1 bit/s, but 100M is meant.
 func validateRate(q *resource.Quantity, at *field.Path) field.ErrorList {
 	if q == nil {
 		return nil

@@ -7,8 +7,8 @@ package v1alpha1
 const (
 	// ConditionReady reports whether nodes can take addresses from the pool.
 	ConditionReady = "Ready"
-	// ConditionShort reports whether the pool has too few unassigned addresses for
-	// another block. Nodes then return the addresses that they do not use.
+	// ConditionShort reports whether the pool has too few unassigned addresses for another block. Nodes then return
+	// unused addresses.
 	ConditionShort = "Short"
 )
 
@@ -18,8 +18,7 @@ const (
 	ReasonValid = "Valid"
 	// ReasonInvalid (Ready False) means that a field of the pool is invalid.
 	ReasonInvalid = "Invalid"
-	// ReasonOverlaps (Ready False) means that an older pool of the network has some
-	// of the addresses.
+	// ReasonOverlaps (Ready False) means that an older pool on the network has some of the addresses.
 	ReasonOverlaps = "Overlaps"
 	// ReasonAvailable (Short False) means that the pool has a block for another node.
 	ReasonAvailable = "Available"
@@ -29,18 +28,16 @@ const (
 
 // Annotations of AddressBlocks.
 const (
-	// NodeLostAnnotation is the time, in RFC 3339, at which the controller saw that the node
-	// of the block is lost: it does not exist, or has the taint
-	// node.kubernetes.io/out-of-service.
+	// NodeLostAnnotation is the time, in RFC 3339, when the controller saw that the block's node is lost: it does not
+	// exist, or has the taint node.kubernetes.io/out-of-service.
 	NodeLostAnnotation = GroupName + "/node-lost"
-	// UncheckedAnnotation means that the plugin does not know yet whether another block has
-	// the addresses. It sets the annotation if pods of the node used them before it created
-	// the block, and removes it.
+	// UncheckedAnnotation means that the plugin does not know yet whether another block has the addresses. It sets the
+	// annotation if the node's pods used them before it created the block, and removes it once it knows.
 	UncheckedAnnotation = GroupName + "/unchecked"
 )
 
-// Annotations of Services. Such a Service has no selector, and the controller writes its EndpointSlices
-// with the addresses of pods on a network (controller.endpointSlices of the chart).
+// Annotations of Services. Such a Service does not have a selector, and the controller writes its EndpointSlices with
+// pods' addresses on a network (chart value controller.endpointSlices).
 const (
 	// ServiceNetworkAnnotation is the name of the network in the DriverConfig.
 	ServiceNetworkAnnotation = GroupName + "/network"
@@ -50,23 +47,23 @@ const (
 
 // Reasons of the events of Services with the annotations above.
 const (
-	// EventReasonInvalidService (Warning) means that the Service has no EndpointSlices, because a
-	// field or an annotation of it is invalid.
+	// EventReasonInvalidService (Warning) means that the Service has no EndpointSlices because one of its fields or
+	// annotations is invalid.
 	EventReasonInvalidService = "InvalidNetworkService"
-	// EventReasonIncompleteEndpoints (Warning) means that the EndpointSlices omit pods, because the
-	// status of a claim lists only some of the pods that use it.
+	// EventReasonIncompleteEndpoints (Warning) means that the EndpointSlices omit pods because a claim's status lists
+	// only some of the pods that use it.
 	EventReasonIncompleteEndpoints = "IncompleteEndpoints"
-	// EventReasonUnknownNetwork (Warning) means that the configuration of the driver has no network of the name
-	// that the Service has, so that the Service has no endpoints.
+	// EventReasonUnknownNetwork (Warning) means that the Service has no endpoints because the network that it names is
+	// not in the driver's configuration.
 	EventReasonUnknownNetwork = "UnknownNetwork"
-	// EventActionPublish is the action of events about the EndpointSlices of a Service.
+	// EventActionPublish is the action of events about a Service's EndpointSlices.
 	EventActionPublish = "PublishEndpoints"
 )
 
 // Annotations of pods.
 const (
-	// NetworkStatusAnnotation is the annotation in which Multus lists the networks of a pod, and
-	// the controller the links (controller.networkStatus of the chart). See the Kubernetes Network
-	// Custom Resource Definition De-facto Standard, version 1.3, section 5.
+	// NetworkStatusAnnotation is the annotation where Multus lists a pod's networks, and the controller lists its links
+	// (chart value controller.networkStatus). See the Kubernetes Network Custom Resource Definition De-facto Standard,
+	// version 1.3, section 5.
 	NetworkStatusAnnotation = "k8s.v1.cni.cncf.io/network-status"
 )

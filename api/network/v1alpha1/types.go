@@ -21,9 +21,8 @@ const (
 // GroupVersion identifies the API in this package.
 var GroupVersion = schema.GroupVersion{Group: GroupName, Version: Version}
 
-// AddressPool is a set of addresses of one IP family for the links that pods have on a
-// network of the DriverConfig. Each link that uses the pool gets an address of its own.
-// A network with IPv4 and IPv6 has a pool for each.
+// AddressPool is a set of addresses of one IP family for pods' links on a network in the DriverConfig. Each link that
+// uses the pool gets its own address. A network with IPv4 and IPv6 has a pool for each.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -65,10 +64,9 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Network string `json:"network"`
 
-	// default makes the pool serve the claims on the network that set neither addresses
-	// nor addressPools, and lease no address from a DHCP server. Of several default pools that
-	// serve the node and the namespace of a claim, one that lists namespaces applies before one
-	// for all, and then the oldest, for each IP family.
+	// default makes the pool serve the claims on the network that do not set addresses or addressPools, and do not
+	// lease an address from a DHCP server. If several default pools of one IP family serve a claim's node and
+	// namespace, a pool that lists namespaces takes precedence over one for all, then the oldest does.
 	// +optional
 	Default bool `json:"default,omitempty"`
 
@@ -79,10 +77,9 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && string(cidr(self).masked()) == self",message="must be a network without bits beyond its prefix length, such as 10.20.0.0/16 or fd00:20::/64"
 	Subnet string `json:"subnet"`
 
-	// ranges lists the addresses of the pool: networks such as 10.20.1.0/24, single
-	// addresses, or ranges such as 10.20.1.10-10.20.1.99, at most 32, all in subnet.
-	// The default is the whole subnet. The network address and the broadcast address
-	// of an IPv4 subnet are never assigned. Valid entries cannot be removed.
+	// ranges lists the addresses of the pool: networks such as 10.20.1.0/24, single addresses, or ranges such as
+	// 10.20.1.10-10.20.1.99, at most 32, all in subnet. The default is the whole subnet. An IPv4 subnet's network
+	// address and broadcast address are never assigned. Valid entries cannot be removed.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
@@ -98,25 +95,23 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:items:MaxLength=96
 	Exclude []string `json:"exclude,omitempty"`
 
-	// reserved lists addresses that the pool assigns only to claims that name them in
-	// addresses, in the format of ranges, at most 64. Links that have such an address
-	// keep it when the list changes.
+	// reserved lists addresses that the pool assigns only to claims that name them in addresses, in the format of
+	// ranges, at most 64. Links with such an address keep it when the list changes.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=96
 	Reserved []string `json:"reserved,omitempty"`
 
-	// gateway is an address in subnet that is never assigned, and the next hop of the
-	// routes that name none. The field is immutable.
+	// gateway is an address in subnet that is never assigned, and the next hop of routes that do not name one. The
+	// field is immutable.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="must be an IP address, such as 10.20.0.1"
 	Gateway string `json:"gateway,omitempty"`
 
-	// routes lists networks that links with an address of the pool reach through the
-	// gateway, at most 32. A route that the claim sets to the same destination replaces
-	// it. A change affects links that are created later.
+	// routes lists networks that links with an address from the pool reach through the gateway, at most 32. A claim's
+	// route to the same destination replaces it. A change affects links that are created later.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=32
@@ -124,10 +119,9 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:items:XValidation:rule="isCIDR(self) && string(cidr(self).masked()) == self",message="must be a network without bits beyond its prefix length, such as 10.30.0.0/16"
 	Routes []string `json:"routes,omitempty"`
 
-	// nameservers lists the DNS servers of the network, at most 3. None may be an address that
-	// the pool may assign to a pod. The driver reports them in the claim's status and in the
-	// device metadata of containers; it does not change the pod's DNS configuration. A change
-	// affects links that are created later.
+	// nameservers lists the network's DNS servers, at most 3. None may be an address that the pool may assign to a pod.
+	// The driver reports them in the claim's status and in containers' device metadata; it does not change the pod's
+	// DNS configuration. A change affects links that are created later.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=3
@@ -135,25 +129,23 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:items:XValidation:rule="isIP(self)",message="must be an IP address, such as 10.20.0.2"
 	Nameservers []string `json:"nameservers,omitempty"`
 
-	// namespaces lists the namespaces whose pods can get addresses from the pool, at most
-	// 256. The default is all namespaces.
+	// namespaces lists the namespaces where pods can get addresses from the pool, at most 256. The default is all
+	// namespaces.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=63
 	Namespaces []string `json:"namespaces,omitempty"`
 
-	// namespaceLimit is the number of addresses that the pods of one namespace can have, at
-	// least 1. Nodes then take single addresses from the pool, which costs two writes for
-	// each pod. The limit does not count addresses that were assigned before it was set. By default,
-	// there is no limit.
+	// namespaceLimit is how many addresses one namespace's pods can have, at least 1. Nodes then take single addresses
+	// from the pool, which costs two writes for each pod. The limit does not count addresses that were assigned before
+	// it was set. By default, there is no limit.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	NamespaceLimit *int32 `json:"namespaceLimit,omitempty"`
 
-	// nodeSelector lists labels that a node must have so that its pods can get addresses
-	// from the pool, such as the zone of a subnet, at most 8. The default is all nodes.
-	// Links keep their addresses when the labels of a node change.
+	// nodeSelector lists labels that a node must have so that its pods can get addresses from the pool, such as a
+	// subnet's zone, at most 8. The default is all nodes. Links keep their addresses when a node's labels change.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=8
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
@@ -169,7 +161,7 @@ type AddressPoolSpec struct {
 
 // AddressPoolStatus is the observed use of a pool.
 type AddressPoolStatus struct {
-	// addresses is the number of addresses of the pool as a decimal number.
+	// addresses is the number of addresses in the pool as a decimal number.
 	// +optional
 	Addresses string `json:"addresses,omitempty"`
 
@@ -177,11 +169,11 @@ type AddressPoolStatus struct {
 	// +optional
 	Assigned int64 `json:"assigned"`
 
-	// kept is the number of assigned addresses that are kept for pods of StatefulSets.
+	// kept is the number of assigned addresses that are kept for StatefulSet pods.
 	// +optional
 	Kept int64 `json:"kept"`
 
-	// blocks is the number of AddressBlocks of the pool.
+	// blocks is the pool's number of AddressBlocks.
 	// +optional
 	Blocks int64 `json:"blocks"`
 
@@ -202,12 +194,12 @@ type AddressPoolList struct {
 	Items []AddressPool `json:"items"`
 }
 
-// AddressBlock is a part of a pool that one node assigns to its pods. Its name is
-// <network>-<4 or 6>-<first address in hexadecimal>. The plugin of the node writes its
-// spec. When the node is lost, the controller deletes the block or, if a pod keeps the address, empties node.
+// AddressBlock is a part of a pool that one node assigns to its pods. Its name is <network>-<4 or 6>-<first address
+// in hexadecimal>. The node's plugin writes its spec. When the node is lost, the controller deletes the block or, if
+// a pod keeps the address, empties node.
 //
-// A block with a pod is the address that this pod of a StatefulSet keeps. A node has it only as
-// long as the pod runs there; the controller deletes it when the StatefulSet no longer exists.
+// A block with a pod is the address that this StatefulSet pod keeps. A node has the block only as long as the pod
+// runs there; the controller deletes it when the StatefulSet no longer exists.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=drablock
@@ -224,12 +216,12 @@ type AddressBlock struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec describes the addresses of the block and the node that assigns them.
+	// spec describes the block's addresses and the node that assigns them.
 	// +required
 	Spec AddressBlockSpec `json:"spec"`
 }
 
-// AddressBlockSpec describes the addresses of a block and the node that assigns them.
+// AddressBlockSpec describes a block's addresses and the node that assigns them.
 //
 // +kubebuilder:validation:XValidation:rule="self.network == oldSelf.network && self.pool == oldSelf.pool",message="network and pool are immutable"
 // +kubebuilder:validation:XValidation:rule="has(self.__namespace__) == has(oldSelf.__namespace__) && has(self.pod) == has(oldSelf.pod) && has(self.interface) == has(oldSelf.interface)",message="namespace, pod, and interface are immutable"
@@ -247,30 +239,29 @@ type AddressBlockSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	Pool string `json:"pool"`
 
-	// node is the name of the node that assigns the addresses. It is empty if the block has a
-	// pod that is on no node.
+	// node is the name of the node that assigns the addresses. It is empty if the block has a pod that is not on any
+	// node.
 	// +required
 	// +kubebuilder:validation:MaxLength=253
 	Node string `json:"node"`
 
-	// namespace is the namespace whose pods get the addresses, in blocks with a pod and in
-	// those of a pool with a namespaceLimit. The field is immutable.
+	// namespace is the namespace where pods get the addresses, in blocks with a pod and in blocks from a pool with a
+	// namespaceLimit. The field is immutable.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable"
 	Namespace string `json:"namespace,omitempty"`
 
-	// pod is the name of the pod of a StatefulSet that keeps the address. The field is
-	// immutable.
+	// pod is the name of the StatefulSet pod that keeps the address. The field is immutable.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable"
 	Pod string `json:"pod,omitempty"`
 
-	// interface is the interfaceName of the claim for which the pod keeps the address, if
-	// the claim sets one. The field is immutable.
+	// interface is the interfaceName of the claim that the pod keeps the address for, if the claim sets one. The field
+	// is immutable.
 	// +optional
 	// +kubebuilder:validation:MaxLength=15
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable"
@@ -297,7 +288,7 @@ type AddressBlockList struct {
 	Items []AddressBlock `json:"items"`
 }
 
-// AddToScheme registers the kinds of this package with a scheme.
+// AddToScheme registers this package's kinds with a scheme.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion, &AddressPool{}, &AddressPoolList{}, &AddressBlock{}, &AddressBlockList{})
 	metav1.AddToGroupVersion(s, GroupVersion)

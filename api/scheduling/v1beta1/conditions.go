@@ -7,8 +7,8 @@ package v1beta1
 const (
 	// ConditionClaimsReady reports whether every claim of the PodGroup exists.
 	ConditionClaimsReady = "ClaimsReady"
-	// ConditionReserved reports whether the claims are reserved for the PodGroup,
-	// so that they stay allocated even while the group has no pods.
+	// ConditionReserved reports whether the claims are reserved for the PodGroup: they stay allocated even while the
+	// group has no pods.
 	ConditionReserved = "Reserved"
 )
 
@@ -16,8 +16,7 @@ const (
 const (
 	// ReasonGenerated (True) means that every claim of the PodGroup exists.
 	ReasonGenerated = "Generated"
-	// ReasonClaimShared (True) means that every claim exists. Another PodGroup
-	// holds one of them, too.
+	// ReasonClaimShared (True) means that every claim exists, but another PodGroup also holds one of them.
 	ReasonClaimShared = "ClaimShared"
 	// ReasonClaimMissing (False) means that a claim, or the template to generate
 	// it from, does not exist.
@@ -32,26 +31,22 @@ const (
 	// ReasonHeld (True) means that the claims stay allocated as long as the
 	// PodGroup exists.
 	ReasonHeld = "Held"
-	// ReasonNotAllocated (False) means that a claim is allocated when the first
-	// pod of the group is scheduled.
+	// ReasonNotAllocated (False) means that a claim will be allocated when the group's first pod is scheduled.
 	ReasonNotAllocated = "NotAllocated"
-	// ReasonNotShared (False) means that no claim is allocated, and pods of the
-	// PodGroup run that use none of its claims.
+	// ReasonNotShared (False) means that no claim is allocated, and running pods in the PodGroup do not use any of its
+	// claims.
 	ReasonNotShared = "NotShared"
-	// ReasonReleased (False) means that the claims have been released, as the
-	// annotation release of the PodGroup requires. They are allocated again for
-	// the next pod of the group.
+	// ReasonReleased (False) means that the claims have been released, as the PodGroup's annotation release requires.
+	// They are allocated again for the group's next pod.
 	ReasonReleased = "Released"
-	// ReasonNoRoom (False) means that the list status.reservedFor of a claim is
-	// full, so that the PodGroup cannot be added.
+	// ReasonNoRoom (False) means that the PodGroup cannot be added to a claim's status.reservedFor because the list is
+	// full.
 	ReasonNoRoom = "NoRoom"
-	// ReasonUnschedulable (False) means that the scheduler finds no node for the pods
-	// that it may schedule. The other pods of the group wait behind the scheduling
-	// gate; one more of them tries each minute.
+	// ReasonUnschedulable (False) means that the scheduler does not find a node for the pods that it may schedule. The
+	// group's other pods wait behind the scheduling gate; one more of them tries each minute.
 	ReasonUnschedulable = "Unschedulable"
-	// ReasonWriteRefused (False) means that the API server refuses to reserve a claim, or
-	// to remove the scheduling gate of a pod. The message has its error, which names the
-	// admission webhook or the policy.
+	// ReasonWriteRefused (False) means that the API server refuses to reserve a claim, or to remove a pod's scheduling
+	// gate. The message has its error, which names the admission webhook or the policy.
 	ReasonWriteRefused = "WriteRefused"
 )
 
@@ -62,10 +57,10 @@ const (
 	ReasonClaimDeleted = "ClaimDeleted"
 )
 
-// Actions of events. The controller emits a Warning event on a PodGroup when a condition
-// becomes False, except for the reasons NotAllocated and Released, and when the reason of a condition
-// becomes ClaimShared. The event has the reason of the condition.
+// Actions of events. The controller emits a Warning event on a PodGroup when a condition becomes False, except for
+// the reasons NotAllocated and Released, and when a condition's reason becomes ClaimShared. The event has the
+// condition's reason.
 const (
-	// EventActionClaims is the action of events about the claims of a PodGroup.
+	// EventActionClaims is the action of events about a PodGroup's claims.
 	EventActionClaims = "Claims"
 )

@@ -20,10 +20,10 @@ import (
 	"github.com/dra-shared/dra-driver-shared/api/internal/strict"
 )
 
-// MaxListedClaims is the largest number of entries of JobClaimsAnnotation and ReplicaClaimsAnnotation.
+// MaxListedClaims is the largest number of entries in JobClaimsAnnotation and ReplicaClaimsAnnotation.
 const MaxListedClaims = 16
 
-// JobClaimDeletionPolicy selects when the claims of a Job are deleted.
+// JobClaimDeletionPolicy selects when a Job's claims are deleted.
 type JobClaimDeletionPolicy string
 
 const (
@@ -33,14 +33,14 @@ const (
 	DeleteOnDeletion JobClaimDeletionPolicy = "OnDeletion"
 )
 
-// ListedClaim is an entry of JobClaimsAnnotation or ReplicaClaimsAnnotation. The controller generates one claim per
-// entry and Job or replica.
+// ListedClaim is an entry of JobClaimsAnnotation or ReplicaClaimsAnnotation. The controller generates one claim for
+// each entry and each Job or replica.
 type ListedClaim struct {
-	// name is the name of the entry in spec.resourceClaims of the pods, a DNS label. The claim is called
+	// name is the name of the entry in the pods' spec.resourceClaims, a DNS label. The claim is called
 	// `<job>-<name>-<hash>` or `<set>-<ordinal>-<name>-<hash>`.
 	Name string `json:"name"`
 
-	// resourceClaimTemplateName is the name of a ResourceClaimTemplate in the namespace of the workload. Exactly one of
+	// resourceClaimTemplateName is the name of a ResourceClaimTemplate in the workload's namespace. Exactly one of
 	// resourceClaimTemplateName and spec must be set.
 	// +optional
 	ResourceClaimTemplateName *string `json:"resourceClaimTemplateName,omitempty"`
@@ -50,13 +50,13 @@ type ListedClaim struct {
 	// +optional
 	Spec *resourceapi.ResourceClaimSpec `json:"spec,omitempty"`
 
-	// containers lists the containers, including init containers, that get a reference to the claim; others get
-	// none. If it is empty, the pod's annotation claim-references decides for devices of the driver, as for other claims,
-	// and no container gets a reference to a claim for devices of other drivers.
+	// containers lists the containers, including init containers, that get a reference to the claim; others do not. If
+	// it is empty, the pod's annotation claim-references decides for the driver's devices, as for other claims, and no
+	// container gets a reference to a claim for other drivers' devices.
 	// +optional
 	Containers []string `json:"containers,omitempty"`
 
-	// deletionPolicy selects when the claim of a Job is deleted. The default is OnCompletion. It must not be set in
+	// deletionPolicy selects when a Job's claim is deleted. The default is OnCompletion. It must not be set in
 	// ReplicaClaimsAnnotation.
 	// +optional
 	DeletionPolicy JobClaimDeletionPolicy `json:"deletionPolicy,omitempty"`
@@ -136,7 +136,7 @@ func parseClaims(value string, path *field.Path) ([]ListedClaim, field.ErrorList
 	return claims, nil
 }
 
-// validate returns the errors of one entry that do not depend on others.
+// validate returns an entry's errors that do not depend on other entries.
 func (c *ListedClaim) validate(path *field.Path) (errs field.ErrorList) {
 	for _, problem := range validation.IsDNS1123Label(c.Name) {
 		errs = append(errs, field.Invalid(path.Child("name"), c.Name, problem))
@@ -174,7 +174,7 @@ func (c *ListedClaim) validate(path *field.Path) (errs field.ErrorList) {
 }
 
 // validateAccess returns an error for each request with adminAccess, which Kubernetes permits only in namespaces for
-// administrators, and for each request of no group, with which a user's claim would use a fabric without counting.
+// administrators, and for each request for 0 groups, which would let a user's claim use a fabric without counting.
 func (c *ListedClaim) validateAccess(path *field.Path) (errs field.ErrorList) {
 	if c.Spec == nil {
 		return nil

@@ -24,8 +24,7 @@ const (
 	ReleaseUnused = "Unused"
 )
 
-// minReleaseUnused is the shortest time after which unused claims can be released: a pod that is replaced needs some
-// seconds.
+// minReleaseUnused is the shortest time until unused claims can be released: replacing a pod takes some seconds.
 const minReleaseUnused = time.Second
 
 // Release states when claims are released before their holder is deleted. The zero value is
@@ -33,7 +32,7 @@ const minReleaseUnused = time.Second
 type Release struct {
 	OnCompletion bool
 	OnSuspension bool
-	// Unused is the time without pods after which the claims are released; 0 if they are not.
+	// Unused is how long the claims must be without pods to be released; 0 if they are not.
 	Unused time.Duration
 }
 
@@ -43,9 +42,8 @@ func (r Release) IsOnDeletion() bool { return r == Release{} }
 // DependsOnWorkload reports whether the state of a workload determines when the claims are released.
 func (r Release) DependsOnWorkload() bool { return r.OnCompletion || r.OnSuspension }
 
-// Describe returns the conditions of which one must be met, in addition to that no pod uses the claims, such as
-// "train is complete or suspended, or 10m0s have passed". It returns "" for ReleaseOnDeletion. workload names the
-// workload.
+// Describe returns the conditions, one of which must be met when no pod uses the claims, such as "train is complete
+// or suspended, or 10m0s have passed". It returns "" for ReleaseOnDeletion. workload names the workload.
 func (r Release) Describe(workload string) string {
 	var states, conditions []string
 	if r.OnCompletion {
@@ -63,8 +61,8 @@ func (r Release) Describe(workload string) string {
 	return strings.Join(conditions, ", or ")
 }
 
-// ParseRelease parses the value of ReleaseAnnotation: elements that are separated by commas. Errors state what the
-// value should be.
+// ParseRelease parses the value of ReleaseAnnotation: elements separated by commas. Errors state what the value
+// should be.
 func ParseRelease(value string) (Release, error) {
 	var release Release
 	seen := map[string]bool{}

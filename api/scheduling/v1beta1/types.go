@@ -15,18 +15,16 @@ const (
 	Version   = "v1beta1"
 	// Kind is the kind of a PodGroup.
 	Kind = "PodGroup"
-	// Resource is the resource of PodGroups in URLs, and in entries of
-	// status.reservedFor.
+	// Resource is the resource of PodGroups in URLs and in status.reservedFor entries.
 	Resource = "podgroups"
 )
 
 // GroupVersion identifies the API in this package.
 var GroupVersion = schema.GroupVersion{Group: GroupName, Version: Version}
 
-// PodGroup is a group of pods that share ResourceClaims. A pod belongs to the PodGroup
-// that its annotation scheduling.dra-shared.dev/pod-group names. It shares a claim
-// with the group if an entry of its spec.resourceClaims equals an entry of the
-// PodGroup.
+// PodGroup is a group of pods that share ResourceClaims. A pod belongs to the PodGroup that its annotation
+// scheduling.dra-shared.dev/pod-group names. It shares a claim with the group if an entry in its spec.resourceClaims
+// equals one of the PodGroup's.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -41,7 +39,7 @@ type PodGroup struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec lists the claims that the pods of the group can share.
+	// spec lists the claims that the group's pods can share.
 	// +required
 	Spec PodGroupSpec `json:"spec"`
 
@@ -50,18 +48,16 @@ type PodGroup struct {
 	Status PodGroupStatus `json:"status,omitempty"`
 }
 
-// PodGroupSpec lists the claims that the pods of a group can share.
+// PodGroupSpec lists the claims that a group's pods can share.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.resourceClaims) == has(oldSelf.resourceClaims) && (!has(self.resourceClaims) || self.resourceClaims == oldSelf.resourceClaims)",message="resourceClaims is immutable because pods may use the claims: delete and recreate the PodGroup, or create another"
 type PodGroupSpec struct {
-	// schedulingPolicy selects how the pods of the group are scheduled. The only
-	// valid value is basic: {}.
+	// schedulingPolicy selects how the group's pods are scheduled. The only valid value is basic: {}.
 	// +required
 	SchedulingPolicy SchedulingPolicy `json:"schedulingPolicy"`
 
-	// resourceClaims lists the claims that the pods of the group can share, at most
-	// 4. A pod shares a claim if an entry of its own spec.resourceClaims has the same
-	// name and the same ResourceClaim or ResourceClaimTemplate. The field is
+	// resourceClaims lists the claims that the group's pods can share, at most 4. A pod shares a claim if an entry in
+	// its own spec.resourceClaims has the same name and the same ResourceClaim or ResourceClaimTemplate. The field is
 	// immutable.
 	// +optional
 	// +listType=map
@@ -70,7 +66,7 @@ type PodGroupSpec struct {
 	ResourceClaims []PodGroupResourceClaim `json:"resourceClaims,omitempty"`
 }
 
-// SchedulingPolicy selects how the pods of a group are scheduled.
+// SchedulingPolicy selects how a group's pods are scheduled.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.gang)",message="gang scheduling requires a PodGroup of scheduling.k8s.io (Kubernetes 1.36, feature gate GenericWorkload): to share claims only, set basic: {}"
 // +kubebuilder:validation:XValidation:rule="has(self.basic) || has(self.gang)",message="set basic: {}"
@@ -79,7 +75,7 @@ type SchedulingPolicy struct {
 	// +optional
 	Basic *BasicSchedulingPolicy `json:"basic,omitempty"`
 
-	// gang is refused: only a PodGroup of Kubernetes supports gang scheduling.
+	// gang is refused: only a Kubernetes PodGroup supports gang scheduling.
 	// +optional
 	Gang *GangSchedulingPolicy `json:"gang,omitempty"`
 }
@@ -94,37 +90,33 @@ type GangSchedulingPolicy struct {
 	MinCount int32 `json:"minCount"`
 }
 
-// PodGroupResourceClaim names a claim that the pods of a group share: an existing
-// claim, or one that the controller generates from a template. Exactly one of
-// resourceClaimName and resourceClaimTemplateName must be set.
+// PodGroupResourceClaim names a claim that a group's pods share: an existing claim, or one that the controller
+// generates from a template. Exactly one of resourceClaimName and resourceClaimTemplateName must be set.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.resourceClaimName) != has(self.resourceClaimTemplateName)",message="exactly one of resourceClaimName and resourceClaimTemplateName must be set"
 type PodGroupResourceClaim struct {
-	// name is the name of the entry, a DNS label. The entries of the pods have the
-	// same name.
+	// name is the name of the entry, a DNS label. The pods' entries have the same name.
 	// +required
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Name string `json:"name"`
 
-	// resourceClaimName is the name of a ResourceClaim in the namespace of the
-	// PodGroup. The controller reserves the claim for the PodGroup and releases it
-	// when the PodGroup is deleted. It does not delete the claim.
+	// resourceClaimName is the name of a ResourceClaim in the PodGroup's namespace. The controller reserves the claim
+	// for the PodGroup and releases it when the PodGroup is deleted. It does not delete the claim.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
 	ResourceClaimName *string `json:"resourceClaimName,omitempty"`
 
-	// resourceClaimTemplateName is the name of a ResourceClaimTemplate in the
-	// namespace of the PodGroup. The controller generates a ResourceClaim from it,
-	// and deletes the claim when the PodGroup is deleted.
+	// resourceClaimTemplateName is the name of a ResourceClaimTemplate in the PodGroup's namespace. The controller
+	// generates a ResourceClaim from it, and deletes the claim when the PodGroup is deleted.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
 	ResourceClaimTemplateName *string `json:"resourceClaimTemplateName,omitempty"`
 }
 
-// PodGroupStatus is the observed state of the claims of a PodGroup.
+// PodGroupStatus is the observed state of a PodGroup's claims.
 type PodGroupStatus struct {
 	// conditions holds the conditions ClaimsReady and Reserved.
 	// +optional
@@ -146,8 +138,8 @@ type PodGroupResourceClaimStatus struct {
 	// +required
 	Name string `json:"name"`
 
-	// resourceClaimName is the name of the ResourceClaim in the namespace of the
-	// PodGroup. For an entry with several shards, it is the primary one.
+	// resourceClaimName is the name of the ResourceClaim in the PodGroup's namespace. For an entry with several shards,
+	// it is the primary one.
 	// +optional
 	ResourceClaimName *string `json:"resourceClaimName,omitempty"`
 }
@@ -162,7 +154,7 @@ type PodGroupList struct {
 	Items []PodGroup `json:"items"`
 }
 
-// AddToScheme registers the kinds of this package with a scheme.
+// AddToScheme registers this package's kinds with a scheme.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion, &PodGroup{}, &PodGroupList{})
 	metav1.AddToGroupVersion(s, GroupVersion)
