@@ -34,8 +34,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// slots is a device kind whose attachments exist in its memory only. What the core does with it does not depend on
-// links, addresses, or rates.
+// slots is a device kind with attachments that exist only in its memory. What the core does with it does not depend
+// on links, addresses, or rates.
 type slots struct {
 	changed chan driver.Change // for Watch
 
@@ -166,7 +166,7 @@ func (k *slots) endSandbox(pod string) {
 	maps.DeleteFunc(k.attached, func(_ slotKey, p attach.Pod) bool { return p.Name == pod })
 }
 
-// slotPlugin is a plugin whose only device kind is slots.
+// slotPlugin is a plugin with slots as its only device kind.
 type slotPlugin struct {
 	*plugin
 	slots *slots

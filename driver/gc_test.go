@@ -14,7 +14,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// unattachedKind is a kind whose shares are not attached to pods, such as accelerators.
+// unattachedKind is a kind with shares that are not attached to pods, such as accelerators.
 type unattachedKind struct{ Kind }
 
 func (unattachedKind) Name() string { return "unattached" }

@@ -124,7 +124,7 @@ func TestHook_withoutAPlugin(t *testing.T) {
 	p.awaitAttached(2)
 }
 
-// A sandbox ended while no plugin was watching, and the kernel gave the ID of its namespace to that of another pod.
+// A sandbox ended while no plugin was watching, and the kernel gave its namespace ID to another pod's namespace.
 func TestAttach_detachesShareFromFormerNamespaceWithSameID(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", `"addresses": ["10.20.0.5/16"]`)
@@ -223,7 +223,7 @@ func TestAttach_staticAddressServesOnePod(t *testing.T) {
 	p.reserve(c, func(pods []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
 		return slices.DeleteFunc(pods, second.is)
 	})
-	first.do(func() error { // changes the link, so that the plugin reports the claim again
+	first.do(func() error { // changes the link, so the plugin reports the claim again
 		link, err := netlink.LinkByName("net1")
 		if err != nil {
 			return err

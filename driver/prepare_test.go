@@ -20,7 +20,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// waitingKind is a kind of which each claim waits for a reservation, and does not get it.
+// waitingKind is a kind where each claim waits for a reservation but does not get it.
 type waitingKind struct {
 	Kind
 	Attacher

@@ -158,8 +158,8 @@ func TestPublish_refused(t *testing.T) {
 	}
 }
 
-// A plugin that has published its devices remains ready while no API server answers, so that an outage does not stop
-// a rollout. If the API server refuses the devices, it is not ready.
+// A plugin that has published its devices stays ready while no API server answers: an outage must not stop a rollout.
+// If the API server refuses the devices, it is not ready.
 func TestPublish_updateFails(t *testing.T) {
 	for name, c := range map[string]struct {
 		err     error

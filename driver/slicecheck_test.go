@@ -48,7 +48,7 @@ func TestIsRefusal(t *testing.T) {
 	}
 }
 
-// pool returns the slices of a node whose devices can be shared or not.
+// pool returns the slices of a node with devices that can or cannot be shared.
 func pool(shared ...bool) resourceslice.DriverResources {
 	var s resourceslice.Slice
 	for _, can := range shared {

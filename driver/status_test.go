@@ -21,7 +21,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
-// fakeAttacher is an Attacher whose status data lists pods.
+// fakeAttacher is an Attacher with status data that lists pods.
 type fakeAttacher struct{ Attacher }
 
 func (fakeAttacher) StatusData(attachments []PodState, failed int) any {
@@ -47,7 +47,7 @@ func stateOf(attachments ...PodState) shareState {
 	return shareState{share: s, attachments: attachments}
 }
 
-// pendingAttacher is an Attacher whose attachments to pods named "pending" are being made.
+// pendingAttacher is an Attacher with unfinished attachments to pods named "pending".
 type pendingAttacher struct{ Attacher }
 
 func (pendingAttacher) Read(_ context.Context, _ record.Share, r attach.Record) (State, error) {

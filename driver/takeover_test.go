@@ -192,7 +192,7 @@ func TestHook_missingForAWhile(t *testing.T) {
 	wantEvent(t, recorder, "Normal HookInstalled")
 }
 
-// uselessKind passes the check before it changes the node, and not the one afterwards.
+// uselessKind passes the check before it changes the node, but not the one afterward.
 type uselessKind struct {
 	driver.Kind
 	rechecks atomic.Int32
@@ -246,7 +246,7 @@ func (k *brokenKind) Refresh(ctx context.Context, shares []record.Share) (driver
 	return k.Kind.Refresh(ctx, shares)
 }
 
-// A plugin that fails after it has changed the node waits, so that it does not change the node at each restart of its
+// A plugin that fails after changing the node waits, so that it does not change the node at each restart of its
 // container. Without a predecessor, it ends, and the kubelet restarts it.
 func TestTakeover_newPluginFailsToListDevices(t *testing.T) {
 	p := newPlugin(t)

@@ -148,8 +148,8 @@ func TestDiscover(t *testing.T) {
 	if diff := cmp.Diff(want, names(k)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	// A device whose nodes disappear is no longer published; if a claim has a share of it,
-	// it stays published, tainted and unhealthy.
+	// A device without its nodes is no longer published; if a claim has a share of it, it stays published, tainted and
+	// unhealthy.
 	delete(files, "dev/npu0")
 	delete(files, "dev/npu1")
 	refresh(t, k, record.Share{Kind: Name, Device: "dev-npu1"})

@@ -42,7 +42,7 @@ const (
 	nodeName   = "n1"
 	namespace  = "default"
 	keyPath    = "etc/licenses/cad.key"
-	// ownSpecs are the CDI specs of claims, without those of device metadata.
+	// ownSpecs are the claims' CDI specs, without device metadata specs.
 	ownSpecs = "cdi/dra-shared.dev-*"
 	// timeout is for effects of the driver's goroutines.
 	timeout = 15 * time.Second

@@ -129,7 +129,7 @@ func TestNamedContext_waitsUntilContextEnds(t *testing.T) {
 		t.Errorf("another caller has the lock: got error %v, want %v", err, context.DeadlineExceeded)
 	}
 	release()
-	// The attempt whose context ended does not keep the lock.
+	// The attempt with the ended context does not keep the lock.
 	ctx, cancel = context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	release, err = d.NamedContext(ctx, "addresses")
@@ -151,7 +151,7 @@ func TestKey_waitsUntilContextEnds(t *testing.T) {
 		t.Errorf("another caller has the lock: got error %v, want %v", err, context.DeadlineExceeded)
 	}
 	release()
-	// The attempt whose context ended keeps neither the lock nor its file.
+	// The attempt with the ended context does not keep the lock or its file.
 	eventually.Eventually(t, 5*time.Second, "the directory has only the files of buckets", func() error {
 		files, err := filepath.Glob(filepath.Join(string(d), "key-*"))
 		if err == nil && len(files) > 0 {

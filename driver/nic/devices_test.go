@@ -114,7 +114,7 @@ func TestDeviceName(t *testing.T) {
 	}
 }
 
-// A device keeps its name when another NIC whose name would be the same comes or goes.
+// A device keeps its name when another NIC that would have the same name comes or goes.
 func TestNameUniquely(t *testing.T) {
 	older := netdev.NIC{Name: "ens1a", Index: 7, Bus: "pci", PCIBusID: "0000:3b:00.0"}
 	newer := netdev.NIC{Name: "ens1b", Index: 8, Bus: "pci", PCIBusID: "0000:3b:00.0"}

@@ -19,7 +19,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/dhcp"
 )
 
-// newMemory returns a memory whose file has the content, or does not exist if that is "".
+// newMemory returns a memory with a file that has the content, or without a file if that is "".
 func newMemory(t *testing.T, content string) *memory {
 	t.Helper()
 	m := &memory{path: filepath.Join(t.TempDir(), "nics.json")}

@@ -125,7 +125,7 @@ dra_shared_leases{state="Renewing"} 1
 	}
 }
 
-// The packages below netdev do not import the API, whose constants are documented.
+// The packages below netdev do not import the API, which has the documented constants.
 func TestMetrics_valuesOfLabelsAreDocumented(t *testing.T) {
 	reasons := []classify.Reason{
 		params.RefusalSourceMAC, params.RefusalSourceAddress, params.RefusalARP, params.RefusalNeighborDiscovery,

@@ -14,7 +14,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 )
 
-// Where bpf() is denied, all keys fail, and also the one whose program needs CAP_PERFMON. The remedy is for
+// Where bpf() is denied, all keys fail, including the one with a program that needs CAP_PERFMON. The remedy is for
 // the key that needs least.
 func TestWithRemedy_bpfDenied(t *testing.T) {
 	denied := fmt.Errorf("load classifier: map create: operation not permitted: %w", classify.ErrDenied)

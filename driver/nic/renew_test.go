@@ -97,7 +97,7 @@ func TestRenewer_mayHaveLeases(t *testing.T) {
 		attachment("lease", attach.Link{Index: 1, DHCP: &attach.Lease{}}),
 	}}
 	r := newRenewer(newKind(t, Options{}), attachments)
-	r.running = parallelExchanges // so that start starts no task
+	r.running = parallelExchanges // so that start does not start a task
 	listed := func() (claims []string) {
 		var workers sync.WaitGroup
 		r.start(t.Context(), &workers)
@@ -119,7 +119,7 @@ func TestRenewer_mayHaveLeases(t *testing.T) {
 	}
 }
 
-// The plugin must not forget the due time of a lease, so that it does not renew the lease too early.
+// The plugin must not forget when a lease is due, or it would renew the lease too early.
 func TestRenewer_start_keepsTasksIfRecordsAreUnreadable(t *testing.T) {
 	for _, tc := range []struct {
 		err  error

@@ -175,8 +175,7 @@ func TestPCIAttributes(t *testing.T) {
 	}
 }
 
-// Bridges and VLANs with other MAC addresses than that of the NIC below them lose their frames by the checks of
-// identity.
+// Bridges and VLANs with another MAC address than the NIC below them lose their frames to the checks of identity.
 func TestLinksWarnings(t *testing.T) {
 	withMAC := func(n netdev.NIC, last byte) netdev.NIC {
 		n.MAC = net.HardwareAddr{2, 0, 0, 0, 0, last}

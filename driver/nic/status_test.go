@@ -45,8 +45,7 @@ func linkState(addresses ...string) netdev.LinkState {
 	return link
 }
 
-// podState is an attachment whose NIC has enforcement None, so that its state
-// does not depend on a node.
+// podState is an attachment on a NIC with enforcement None, so its state does not depend on a node.
 func podState(t *testing.T, pod string, link netdev.LinkState) driver.PodState {
 	t.Helper()
 	devices, problems := plan(

@@ -96,7 +96,7 @@ func TestAcquire_reserved(t *testing.T) {
 	})
 }
 
-// A claim names an address, and its NIC is missing since before the plugin started, so that the network is unknown.
+// A claim names an address, but its NIC has been missing since before the plugin started, so the network is unknown.
 func TestAcquire_reservedOnUnknownNetwork(t *testing.T) {
 	const ip = "10.20.1.1"
 	api := newFakeAPI(reservedPool())

@@ -389,8 +389,8 @@ func checkUnique(t *testing.T, nodes ...*testNode) {
 	}
 }
 
-// The address in a record that cannot be read may be that of a link. No other attachment gets it, on any node, until
-// the record is gone. Addresses of later blocks are not affected.
+// The address in a record that cannot be read may be a link's. No other attachment gets it, on any node, until the
+// record is gone. Addresses of later blocks are not affected.
 func TestAssign_withholdsAddressesOfUnreadableRecords(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
 		s.Ranges, s.BlockSize = []string{"10.20.1.0/29"}, ptr.To(int32(4))

@@ -119,7 +119,7 @@ func (l *ledger) free(address netip.Addr, holder string) {
 	}
 }
 
-// faultyNode is a node whose plugins are killed at random. Its records survive them.
+// faultyNode is a node with plugins that are killed at random. Its records survive them.
 type faultyNode struct {
 	*testNode
 	ledger *ledger

@@ -104,8 +104,8 @@ func TestLoad_keepsUsedAddressesThatAnotherBlockHas(t *testing.T) {
 	}
 }
 
-// A plugin was killed before it could compare its block, which it created to take lost addresses
-// again, with that of n2. Both blocks have an address that a link of n1 uses, and perhaps one of n2.
+// A plugin was killed before it could compare its block, which it created to take lost addresses again, with that of
+// n2. Both blocks have an address that a link on n1 uses, and perhaps one on n2.
 func TestLoad_losesAddressesOfAnUncheckedBlockThatAnotherBlockHas(t *testing.T) {
 	api := newFakeAPI(addressPool("office", nil))
 	node := newNode(t, api, "n1")

@@ -22,8 +22,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// Nodes share a pool of which one node has all addresses: once the controller reports
-// that the pool is short, that node returns its unused addresses.
+// Nodes share a pool, and one node has all of its addresses: once the controller reports that the pool is short, that
+// node returns its unused addresses.
 func TestShortPool_nodesReturnUnusedAddresses(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.0/28"} }))
 	api.reportShort = true
@@ -125,7 +125,7 @@ func TestMaintenance_returnsUnusedBlocks(t *testing.T) {
 	})
 }
 
-// A node that no longer uses a pool returns all of it, so that the pool can be deleted.
+// A node that no longer uses a pool returns all of it so that the pool can be deleted.
 func TestMaintenance_returnsAllBlocksOfAnUnusedPool(t *testing.T) {
 	api := newFakeAPI(addressPool("office", nil))
 	node := newNode(t, api, "n1")
