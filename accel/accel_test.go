@@ -106,7 +106,7 @@ func TestFind_GPUsOfNVIDIA(t *testing.T) {
 	if diff := cmp.Diff(devices, byPath); err != nil || diff != "" {
 		t.Errorf("by path: %v (-PCI +path):\n%s", err, diff)
 	}
-	// A GPU whose node is gone is found without it.
+	// A GPU without its node is still found.
 	delete(files, "dev/nvidia3")
 	devices, err = host.Find(accel.Match{Class: "0302"})
 	if err != nil || len(devices) != 8 || len(devices[3].Nodes) != 0 {

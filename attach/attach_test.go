@@ -442,7 +442,7 @@ func TestServer_answersWithEachError(t *testing.T) {
 	}
 }
 
-// Requests for one claim, which wait for each other, must leave room for those of other claims.
+// Requests for one claim, which wait for each other, must leave room for other claims' requests.
 func TestServer_limitsRequestsOfClaim(t *testing.T) {
 	blocked := make(chan struct{})
 	dir := serve(t, func(r Request) (Response, error) {

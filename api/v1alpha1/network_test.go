@@ -199,7 +199,7 @@ func TestSetDefaultsNetworkAttachment(t *testing.T) {
 	}
 }
 
-// Decode must neither merge nor default.
+// Decode must not merge or default.
 func TestDecode_setsOnlyGivenFields(t *testing.T) {
 	want := &NetworkAttachment{TypeMeta: TypeMeta(NetworkAttachmentKind)}
 	if diff := cmp.Diff(want, decodeAttachment(t, ``)); diff != "" {

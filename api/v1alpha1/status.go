@@ -170,6 +170,6 @@ type FabricStatusSummary struct {
 	// Running is the number of those pods that are running.
 	Running int32 `json:"running"`
 
-	// Nodes is the number of nodes that those pods are bound to.
+	// Nodes is the number of nodes that those pods are running on.
 	Nodes int32 `json:"nodes"`
 }

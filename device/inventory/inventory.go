@@ -17,7 +17,7 @@ type Set[T any] struct {
 	devices map[string]*T // nil before the first Replace
 }
 
-// Replace replaces all devices with those of a new discovery. The caller must not modify them afterward.
+// Replace replaces all devices with newly discovered ones. The caller must not modify them afterward.
 func (s *Set[T]) Replace(devices map[string]*T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,7 +17,7 @@ const (
 	JobClaimsAnnotation = GroupName + "/job-claims"
 	// ReplicaClaimsAnnotation (annotation of the pod templates of StatefulSets and LeaderWorkerSets) lists the claims
 	// that each replica has: each ordinal of a StatefulSet, and the leader and the workers of each replica of a
-	// LeaderWorkerSet together. Its format is that of JobClaimsAnnotation, without deletionPolicy. The chart value
+	// LeaderWorkerSet together. It has the format of JobClaimsAnnotation, without deletionPolicy. The chart value
 	// controller.replicaClaims enables it.
 	ReplicaClaimsAnnotation = GroupName + "/replica-claims"
 	// GroupUIDLabel (label of pods) is the UID of the pod's PodGroup, or of its Job or StatefulSet if that has the
