@@ -85,7 +85,7 @@ func (e Edits) Expand(variables map[string]string) (Edits, error) {
 	return expanded, nil
 }
 
-// Only returns the edits that do not use other variables.
+// Only returns the edits that use only these variables.
 func (e Edits) Only(variables map[string]string) (out Edits) {
 	expandable := func(texts ...string) bool {
 		_, err := Edits{DeviceNodes: texts}.Expand(variables)
