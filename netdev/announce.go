@@ -8,11 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// announceIPv4 adds arp_notify to a request that sets the attributes of a link. With it,
-// the kernel sends gratuitous ARP for the addresses of the link when the link comes up,
-// so that hosts on the network replace the MAC address that an address had in another
-// pod. Netlink has no attribute for the IPv6 counterpart, ndisc_notify: the hook sets it
-// (package attach).
+// announceIPv4 adds arp_notify to a request that sets a link's attributes. The kernel then sends gratuitous ARP for the
+// link's addresses when the link comes up, and hosts on the network replace the MAC address that an address had in
+// another pod. Netlink does not have an attribute for the IPv6 counterpart, ndisc_notify: the hook sets it (package
+// attach).
 func announceIPv4(set *nl.NetlinkRequest) {
 	const (
 		inetConf  = 1  // IFLA_INET_CONF

@@ -20,8 +20,8 @@ type arrival struct {
 	last     frames
 	sent     direction
 	received direction
-	// strays is how many frames that the NIC sent came to a queue other than that of their class, which dropped them,
-	// since no program kept frames from their queue.
+	// strays is how many of the NIC's outgoing frames reached a queue without their class, which dropped them, since no
+	// program kept frames from their queue.
 	strays uint64
 }
 
@@ -31,7 +31,7 @@ type frames struct {
 	at        time.Time
 	// members is how many members the NIC has if it is a bond.
 	members int
-	// strays is how many frames came to a queue other than that of their class.
+	// strays is how many frames reached a queue without their class.
 	strays uint64
 }
 
@@ -63,13 +63,13 @@ func (a *arrival) update(now frames) {
 	a.last = now
 }
 
-// framesOfMembers returns how many frames since a time may be those of the members of a bond.
+// framesOfMembers returns how many frames since a given time may belong to members of a bond.
 func (f frames) framesOfMembers(since time.Time) uint64 {
 	return uint64(math.Ceil(f.at.Sub(since).Seconds())) * uint64(f.members) * framesOfMember
 }
 
-// update takes further frames of the NIC and of the program into account. own of the NIC's frames may never have been
-// meant for the program.
+// update adds new frames of the NIC and of the program. Up to own of the NIC's frames may never have been meant for the
+// program.
 func (d *direction) update(nic, seen, own uint64) {
 	switch {
 	case seen > 0 || nic > 1<<63: // the program saw frames, or the NIC's counters were reset

@@ -39,7 +39,7 @@ func TestDirection(t *testing.T) {
 	}
 }
 
-// Frames that come to a queue other than that of their class are dropped there, and counted.
+// Frames that reach a queue without their class are dropped there, and counted.
 func TestArrival_strays(t *testing.T) {
 	for name, test := range map[string]struct {
 		counts []uint64

@@ -36,16 +36,15 @@ type LinkSpec struct {
 	// Mode is Private or Bridge.
 	Mode      Mode
 	Addresses []netip.Prefix
-	// Leases means that the link gets further addresses with SetLease. Until then, it may use only
-	// Addresses.
+	// Leases means that the link gets more addresses with SetLease. Until then, it may use only Addresses.
 	Leases    bool
 	Routes    []Route
 	Rules     []Rule
 	Neighbors []Neighbor
 	// Alias is a description for administrators, at most 255 bytes; "ip link" shows it.
 	Alias string
-	// Minor is the minor number of the share's class. If it is 0, the share
-	// has no class, and its frames queue in the class for unidentified frames.
+	// Minor is the minor number of the share's class. If it is 0, the share does not have a class, and its frames queue in
+	// the class for unidentified frames.
 	Minor uint16
 	// Rates are the rates of the share's class.
 	Rates shape.Rates
@@ -88,11 +87,10 @@ type Blocking int
 
 // Values of Blocking.
 const (
-	// BlockIfChanged blocks the link while its pod has changed it so that it could receive
-	// other pods' frames.
+	// BlockIfChanged blocks the link while its pod has changed it in a way that lets it receive other pods' frames.
 	BlockIfChanged Blocking = iota
-	// BlockAsBefore blocks the link while its pod has changed it so that it could receive
-	// other pods' frames, and keeps a blocked link blocked.
+	// BlockAsBefore blocks the link while its pod has changed it in a way that lets it receive other pods' frames, and
+	// keeps a blocked link blocked.
 	BlockAsBefore
 	// BlockAlways blocks the link.
 	BlockAlways
@@ -170,13 +168,11 @@ func (n *Node) checkAddresses(nic managedNIC, s LinkSpec) error {
 	return nil
 }
 
-// NamespaceID returns the ID of a pod's namespace in the node's namespace, and assigns
-// one if it has none.
+// NamespaceID returns the ID of a pod's namespace in the node's namespace, and assigns one if it does not have one.
 func (n *Node) NamespaceID(namespace *os.File) (int, error) { return n.conn.NamespaceID(namespace) }
 
-// createLink creates the link and returns its name: the first that Attach tries, or a
-// provisional one if that is taken. To rename a link takes the kernel a millisecond or
-// more (synchronize_net), during which it holds the RTNL lock.
+// createLink creates the link and returns its name: the first that Attach tries, or a provisional one if that is taken.
+// Renaming a link takes the kernel a millisecond or more (synchronize_net), and it holds the RTNL lock meanwhile.
 func (n *Node) createLink(pod PodNamespace, s LinkSpec, mode Mode) (name string, err error) {
 	create := func() error { return n.conn.Do(createRequest(s, mode, name, int(pod.File.Fd()))) }
 	for _, name = range []string{firstName(s), provisionalName(s.MAC)} {
@@ -236,8 +232,8 @@ func (n *Node) addOptionalRoutes(pod PodNamespace, index int, routes []Route) er
 	return nil
 }
 
-// addRules adds rules to the pod's routing policy, or none. Unlike routes, they do not end with
-// the link, and may be left over from an interrupted attempt.
+// addRules adds rules, if any, to the pod's routing policy. Unlike routes, they do not end with the link, and may be
+// left over from an interrupted attempt.
 func (n *Node) addRules(pod PodNamespace, rules []Rule) error {
 	for i, rule := range rules {
 		add := func() error { return pod.Socket.Do(ruleRequest(unix.RTM_NEWRULE, rule)) }
@@ -385,8 +381,7 @@ func freeName(taken map[string]bool) string {
 	}
 }
 
-// findLink calls match for every link in the namespace of conn, and returns the last one for which
-// match returns true, or nil.
+// findLink calls match for every link in conn's namespace, and returns the last match, or nil.
 func findLink(conn *rtnl.Conn, match func(*netlink.LinkAttrs) bool) (found *netlink.LinkAttrs, err error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
 	dump.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
@@ -418,9 +413,8 @@ func (m managedNIC) member(a Attachment) classify.Member {
 // share's class, which other links of the share may use; see RemoveClass. It
 // returns nil if the link, its namespace, or its NIC no longer exists.
 //
-// The kernel reuses namespace IDs, so Detach deletes a link only if it also has
-// the MAC address of the attachment. A link whose address the pod has changed
-// therefore stays until the pod's namespace ends.
+// The kernel reuses namespace IDs, so Detach deletes a link only if it also has the MAC address of the attachment. If
+// the pod has changed the address, the link therefore stays until the pod's namespace ends.
 func (n *Node) Detach(a Attachment) error {
 	err := n.deleteLink(a)
 	if nic, enforced := n.enforcedNIC(a.Parent); enforced {
@@ -452,13 +446,13 @@ const (
 	LinkPresent Presence = iota
 	// LinkMissing means that the link does not exist. Its namespace may exist.
 	LinkMissing
-	// NamespaceMissing means that neither the link nor its namespace exists.
+	// NamespaceMissing means that the link and its namespace do not exist.
 	NamespaceMissing
 )
 
-// Presence reports which part of an attachment exists. The kernel reuses
-// namespace IDs: if another namespace now has the ID of the attachment's,
-// Presence returns LinkMissing until a link is attached in it, and NamespaceMissing then.
+// Presence reports which part of an attachment exists. The kernel reuses namespace IDs: if another namespace now has
+// the attachment's ID, Presence returns LinkMissing until a link is attached in that namespace, and NamespaceMissing
+// afterward.
 func (n *Node) Presence(a Attachment) (Presence, error) {
 	link, err := n.linkOf(a)
 	if err != nil {
@@ -484,9 +478,8 @@ func (n *Node) Restore(a Attachment, r shape.Rates) error {
 	return n.enforce(nic, a, r)
 }
 
-// linkOf returns the attributes of the link that has the attachment's index in
-// its namespace, or nil if that is not a macvlan of the attachment's NIC, or if it belongs to
-// another attachment, whose namespace now has the ID.
+// linkOf returns the attributes of the link with the attachment's index in its namespace. It returns nil if that link
+// is not a macvlan of the attachment's NIC, or if it belongs to another attachment in a namespace that now has the ID.
 func (n *Node) linkOf(a Attachment) (*netlink.LinkAttrs, error) {
 	if a.Index == 0 {
 		return nil, nil
@@ -503,8 +496,8 @@ func (n *Node) linkOf(a Attachment) (*netlink.LinkAttrs, error) {
 		if err != nil {
 			return nil, err
 		}
-		// A pod can change the name and the address. It can also replace the link by one with the
-		// same index on another link of the pod, to which it has given the index of the NIC.
+		// A pod can change the name and the address. It can also give the NIC's index to another of its links, and replace
+		// the link with one on top of that, with the same index.
 		l := link.Attrs()
 		if link.Type() != "macvlan" || l.ParentIndex != a.Parent || l.NetNsID != n.nsid {
 			continue

@@ -14,11 +14,11 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
-// The kernel delivers broadcast and multicast to the macvlans of a NIC in one queue. Its length is the
-// largest that any of them requests. Frames for no more links than the cutoff do not wait in it: the kernel
-// delivers them before it handles the next frame. A pod with CAP_NET_ADMIN in its own user namespace can
-// request any length, so that a flood takes the memory of the node, and can set the cutoff of the NIC, so
-// that each frame takes the time of thousands of links.
+// The kernel delivers broadcast and multicast to the macvlans of a NIC through one queue. Its length is the largest
+// that any of them requests. A frame skips the queue if the number of its receivers does not exceed the cutoff: the
+// kernel delivers it before it handles the next frame. A pod with CAP_NET_ADMIN in its own user namespace can request
+// any length, and then a flood takes the node's memory. It can also set the NIC's cutoff, and then each frame takes the
+// time of thousands of links.
 
 // The kernel's defaults.
 const (
@@ -53,7 +53,7 @@ func (n *Node) keepCutoff(parent int, macvlans []macvlanState) error {
 	return nil
 }
 
-// resetCutoff resets the cutoff of a NIC by a link that stays down, because the node can change no link of a pod.
+// resetCutoff resets the cutoff of a NIC by a link that stays down, because the node cannot change a pod's link.
 func (n *Node) resetCutoff(parent int) error {
 	name := cutoffLinkName(parent)
 	remove := nl.NewNetlinkRequest(unix.RTM_DELLINK, 0)

@@ -13,9 +13,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
-// macvlanOffload is the name of the feature by which a NIC delivers frames to
-// macvlans in hardware (NETIF_F_HW_L2FW_DOFFLOAD). Such frames do not pass the
-// attach points of the NIC.
+// macvlanOffload is the name of the feature that lets a NIC deliver frames to macvlans in hardware
+// (NETIF_F_HW_L2FW_DOFFLOAD). Such frames bypass the NIC's attach points.
 const macvlanOffload = "l2-fwd-offload"
 
 // activeFeatures returns the names of the features that are switched on for a

@@ -20,15 +20,12 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// A pod with CAP_NET_ADMIN in its own user namespace can change the mode of its link.
-// In mode source, the link receives all frames of the senders that the pod lists, including
-// frames for other links. The classifier blocks the addresses of such a link and guards its
-// NIC: it replaces the source address of received frames by a random one, which no pod can
-// list.
-// See hidden.go for links that the node does not see.
+// A pod with CAP_NET_ADMIN in its own user namespace can change the mode of its link. In mode source, the link receives
+// all frames of the senders that the pod lists, including frames for other links. The classifier blocks the addresses
+// of such a link and guards its NIC: it replaces the source address of received frames with a random one, which no pod
+// can list. See hidden.go for links that the node does not see.
 
-// guards maps the interface indexes of NICs to the links because of which the NIC must be guarded.
-// Node.mu protects it.
+// guards maps the interface index of each guarded NIC to the links that make the guard necessary. Node.mu protects it.
 type guards map[int]map[LinkKey]bool
 
 // withGuard renews the timer of a NIC while a link makes guarding necessary, and returns the policy of the NIC
@@ -95,8 +92,7 @@ type macvlanState struct {
 	cutoff int32
 }
 
-// modeSource is MACVLAN_MODE_SOURCE, the mode in which a link receives the frames of
-// listed senders.
+// modeSource is MACVLAN_MODE_SOURCE: the link receives the frames of listed senders.
 const modeSource Mode = 16
 
 // flagNoDst is MACVLAN_FLAG_NODST: a link in mode source takes frames from their
@@ -162,9 +158,8 @@ func (s *macvlanState) parseParameters(attrs []byte) {
 	}
 }
 
-// violation describes a change by which an attachment could receive other pods' frames, given all
-// macvlans in its pod's namespace; "" if there is none. link is the link of the attachment, or nil if it
-// is not among them.
+// violation describes a change that could let an attachment receive other pods' frames, given all macvlans in its pod's
+// namespace; "" if there is none. link is the attachment's link, or nil if it is not among the macvlans.
 func violation(a Attachment, macvlans []macvlanState) (text string, link *macvlanState) {
 	for i, m := range macvlans {
 		if m.parent != a.Parent {
@@ -246,10 +241,9 @@ func (n *Node) describeMissing(a Attachment) (string, error) {
 	return fmt.Sprintf("the pod moved %s to another network namespace", a.Name), nil
 }
 
-// setGuarded adds the link of an attachment to guards, or removes it, and then starts or stops
-// guarding its NIC. It also records whether the link is displaced: not up with its address, so that
-// another link can have the address. A Detach that runs at the same time removes the entries of the
-// classifier first.
+// setGuarded adds the link of an attachment to guards, or removes it, and then starts or stops guarding its NIC. It
+// also records whether the link is displaced, which means that it is not up with its address, and another link can have
+// the address. A Detach that runs at the same time removes the entries of the classifier first.
 func (n *Node) setGuarded(a Attachment, needed, displaced bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

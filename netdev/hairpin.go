@@ -89,8 +89,7 @@ func (n *Node) keepHairpin(index int) error {
 	}
 }
 
-// isHairpinIntact reports whether the hairpin of a NIC is in the state in which setUpHairpin
-// left it. The caller holds n.mu.
+// isHairpinIntact reports whether the hairpin of a NIC is as setUpHairpin left it. The caller holds n.mu.
 func (n *Node) isHairpinIntact(m managedNIC) (bool, error) {
 	if m.hairpin.Outer == 0 {
 		return true, nil
@@ -102,8 +101,8 @@ func (n *Node) isHairpinIntact(m managedNIC) (bool, error) {
 	return n.classifier.HairpinAttached(m.Index, classify.Hairpin(m.hairpin))
 }
 
-// removeHairpin removes the hairpin of a NIC by the name under which the NIC was managed,
-// even if an earlier process set it up.
+// removeHairpin removes the hairpin of a NIC, even if an earlier process set it up. It finds it by the name that the
+// NIC had when it was managed.
 func (n *Node) removeHairpin(nic string) error {
 	hairpin, err := shape.FindHairpin(nic)
 	if err != nil || hairpin == (shape.Hairpin{}) {

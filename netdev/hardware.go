@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// addHardware sets the attributes of the hardware, most of which sysfs has. The others stay empty: a
-// virtual interface has no device, and an interface that is down has no speed.
+// addHardware sets the hardware attributes, mostly from sysfs. Attributes that do not exist stay empty: a virtual
+// interface does not have a device, and an interface that is down does not have a speed.
 func (i *Inventory) addHardware(nic *NIC) {
 	dir := filepath.Join(i.sysfs, "class/net", nic.Name)
 	if mbps, err := strconv.ParseInt(readText(dir, "speed"), 10, 64); err == nil && mbps > 0 {
@@ -54,10 +54,9 @@ func busOf(device string) string {
 	return filepath.Base(subsystem)
 }
 
-// pciFunctionOf returns the address of the PCI function that a device directory
-// of sysfs is or belongs to, or "". The device of a virtio NIC, and that of a
-// subfunction on the auxiliary bus, is below its PCI function. Other devices
-// below a PCI function, such as those on USB, share it with unrelated devices.
+// pciFunctionOf returns the address of the PCI function that a sysfs device directory is or belongs to, or "". The
+// device of a virtio NIC or of a subfunction on the auxiliary bus is below its PCI function. Other devices below a PCI
+// function, such as USB devices, share it with unrelated devices.
 func pciFunctionOf(device string) string {
 	for {
 		switch busOf(device) {

@@ -18,22 +18,21 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
-// A pod with CAP_NET_ADMIN in its own user namespace can create a network namespace whose links the
-// node cannot list, and move its link there or create another one there. The kernel sends no event
-// when such a link comes up. But the NIC then accepts the address of a link that the node does not
-// see.
+// A pod with CAP_NET_ADMIN in its own user namespace can create a network namespace with links that the node cannot
+// list, and move its link there or create another one there. The kernel does not send an event when such a link comes
+// up. But the NIC then accepts the address of a link that the node does not see.
 
 const (
 	// detachGracePeriod is how long the NIC may accept the address of a link after it was detached:
 	// the kernel removes the links of a namespace some time after the namespace has ended.
 	detachGracePeriod = 5 * time.Second
-	// verifyInterval is the shortest time after which Inspect looks again for the link of an address
-	// that it has seen before, for which it lists the links of all namespaces. verifyGuardedInterval
-	// is that time for a NIC that is already guarded.
+	// verifyInterval is the shortest time after which Inspect looks again for the link of an address that it has seen
+	// before, because it lists the links of all namespaces to do so. verifyGuardedInterval is the same for a NIC that is
+	// already guarded.
 	verifyInterval        = 2 * time.Second
 	verifyGuardedInterval = 10 * time.Second
-	// compareInterval is the time after which Inspect compares the same addresses with the attachments
-	// again, because another plugin may have removed an attachment, which this Node does not notice.
+	// compareInterval is how long Inspect waits before it compares the same addresses with the attachments again: another
+	// plugin may have removed an attachment, which this Node does not notice.
 	compareInterval = 30 * time.Second
 	// maxSuspects is how many addresses without an attachment a NIC may accept before Inspect takes all
 	// of them for addresses of hidden links. A pod can add any number: Inspect must not take longer for it, and
@@ -50,7 +49,7 @@ type inspection struct {
 	known    addressSet         // those that an attachment had, since compared
 	excused  bool               // whether a recently detached link has one of them
 	suspects addressSet         // addresses that no attachment has; at most maxSuspects and one more
-	unknown  []net.HardwareAddr // suspects whose link the node does not see
+	unknown  []net.HardwareAddr // suspects without a link that the node sees
 	verified time.Time          // when unknown was determined
 }
 
@@ -88,11 +87,10 @@ func (s addressSet) sorted() (addresses []net.HardwareAddr) {
 	return addresses
 }
 
-// Inspect looks for links on a NIC in network namespaces that pods have created, and guards the NIC
-// while there are any, and for some time afterwards; see guardTimer. It returns the addresses of
-// the links, and whether the NIC is guarded for them or for any other link. It takes one dump with
-// an entry for each link of the NIC, and more if one is not that of an attachment. While nothing changes,
-// it only compares the dump with the last one.
+// Inspect looks for links on a NIC in network namespaces that pods have created, and guards the NIC while there are
+// any, and for some time afterwards; see guardTimer. It returns the addresses of the links, and whether the NIC is
+// guarded for them or for any other link. It takes one dump with an entry for each link of the NIC, and more if one
+// does not belong to an attachment. While nothing changes, it only compares the dump with the last one.
 func (n *Node) Inspect(index int) (unknown []net.HardwareAddr, guarded bool, err error) {
 	nic, enforced := n.enforcedNIC(index)
 	if !enforced {
@@ -148,7 +146,7 @@ func (n *Node) inspect(nic managedNIC) (now inspection, err error) {
 	return now, err
 }
 
-// confirms reports whether the last inspection found no suspects, and would find none now.
+// confirms reports whether the last inspection did not find suspects, and would not find any now.
 func (i inspection) confirms(last inspection) bool {
 	return len(last.suspects) == 0 && !last.excused && i.changes == last.changes &&
 		i.compared.Sub(last.compared) < compareInterval && slices.Equal(i.accepted, last.accepted)
@@ -164,9 +162,8 @@ func (i *inspection) keepKnown(last inspection) {
 	i.known = addressSet{}
 }
 
-// suspects returns the accepted addresses that no attachment has, but no more once there are more than
-// maxSuspects. excused reports whether links that were detached a short time ago still have some. See isExpected for
-// known.
+// suspects returns the accepted addresses that no attachment has, but stops once there are more than maxSuspects.
+// excused reports whether recently detached links still have some. See isExpected for known.
 func (n *Node) suspects(
 	nic managedNIC, accepted []macAddress, known addressSet,
 ) (suspects addressSet, excused bool, err error) {
@@ -194,8 +191,8 @@ func (n *Node) suspects(
 	return suspects, excused, nil
 }
 
-// withoutVisibleLink returns the addresses that the NIC still accepts and whose link the node does not
-// see: links may have been removed in the meantime.
+// withoutVisibleLink returns the addresses that the NIC still accepts although the node does not see a link with them:
+// links may have been removed in the meantime.
 func (n *Node) withoutVisibleLink(nic managedNIC, addresses addressSet) ([]net.HardwareAddr, error) {
 	visible, err := n.visibleSuspects(nic, addresses)
 	if err != nil {
@@ -214,8 +211,8 @@ func (n *Node) withoutVisibleLink(nic managedNIC, addresses addressSet) ([]net.H
 	return remaining.sorted(), nil
 }
 
-// visibleSuspects returns at least those suspects of which the node sees a link. The address of an attachment must be
-// that of its link, so only the link is read: a pod that sets its link down and up in a loop must not make the node
+// visibleSuspects returns at least the suspects with a link that the node sees. An attachment must have the same
+// address as its link, so only the link is read: a pod that sets its link down and up in a loop must not make the node
 // list the links of all namespaces.
 func (n *Node) visibleSuspects(nic managedNIC, suspects addressSet) (map[LinkKey]bool, error) {
 	visible := map[LinkKey]bool{}
@@ -234,8 +231,8 @@ func (n *Node) visibleSuspects(nic managedNIC, suspects addressSet) (map[LinkKey
 	return visible, nil
 }
 
-// isExpected reports whether an address belongs to an attachment whose link has it. It adds the addresses of
-// attachments to known, and does not look up those that are there.
+// isExpected reports whether an address belongs to an attachment and its link has it. It adds the addresses of
+// attachments to known, and does not look up addresses that are already there.
 func (n *Node) isExpected(nic managedNIC, mac macAddress, known addressSet) (bool, error) {
 	if !known.has(mac[:]) {
 		exists, err := n.classifier.Knows(nic.Index, mac[:])
@@ -278,10 +275,9 @@ func (n *Node) recordDetached(key LinkKey) {
 	n.detached++
 }
 
-// visibleAddresses returns the addresses of the links on a NIC that are up, in the node's
-// namespace and in all namespaces that have an ID there. Links on a link of the node on the NIC,
-// such as a VLAN, count as well. Links in mode source do not: a pod can create them in a namespace
-// that has an ID and is not that of an attachment.
+// visibleAddresses returns the addresses of the links on a NIC that are up, in the node's namespace and in all
+// namespaces that have an ID there. Links on a link of the node on the NIC, such as a VLAN, count as well. Links in
+// mode source do not: a pod can create them in a namespace that has an ID but does not belong to an attachment.
 func (n *Node) visibleAddresses(index int) (map[LinkKey]bool, error) {
 	visible := map[LinkKey]bool{}
 	own, err := listLinks()

@@ -28,9 +28,9 @@ func (n *Node) IsUnchecked() bool {
 	return c != nil && !c.ChecksIdentity()
 }
 
-// Refusals returns the refused frames of a class of a NIC: those of all links of the
-// share with the minor number, or of no known share if it is 0. They are empty without
-// enforcement. parent is the interface index of the NIC.
+// Refusals returns the refused frames of a NIC's class: the frames of all links of the share with the minor number, or,
+// if it is 0, frames that do not belong to a known share. They are empty without enforcement. parent is the interface
+// index of the NIC.
 func (n *Node) Refusals(parent int, minor uint16) (classify.Refusals, error) {
 	nic, enforced := n.enforcedNIC(parent)
 	if !enforced {
@@ -49,9 +49,8 @@ func (n *Node) Conflicts() ([]classify.Conflict, error) {
 	return c.Conflicts()
 }
 
-// SetGateways keeps the links of a NIC from using the addresses of gateways, which replace those
-// of the previous call. A link for which such an address is recorded may use it. Attach adds the
-// gateways of the link's routes.
+// SetGateways keeps the links of a NIC from using gateways' addresses, which replace the addresses from the previous
+// call. A link with such a recorded address may use it. Attach adds the gateways of the link's routes.
 func (n *Node) SetGateways(index int, gateways []netip.Addr) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -74,8 +73,8 @@ func (n *Node) SetGateways(index int, gateways []netip.Addr) error {
 	return nil
 }
 
-// holdGatewaysOf keeps links from using the addresses of gateways that a link had which has been detached. The
-// next SetGateways, which would do the same, may be minutes away.
+// holdGatewaysOf keeps links from using the gateway addresses of a detached link. The next SetGateways, which would do
+// the same, may be minutes away.
 func (n *Node) holdGatewaysOf(a Attachment) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -102,8 +101,8 @@ func (n *Node) addGateways(nic managedNIC, s LinkSpec) error {
 	return n.classifier.AddGateways(nic.Index, gateways)
 }
 
-// nodeAddresses returns the addresses that no link of a NIC may use: those of the NIC, the gateways of its routes,
-// and those that the node has on other links: a host that gets frames with them from a pod takes the pod for the node.
+// nodeAddresses returns the addresses that no link of a NIC may use: the NIC's own, the gateways of its routes, and the
+// node's addresses on other links. A host that gets frames with such an address from a pod takes the pod for the node.
 func nodeAddresses(c NICConfig) (addresses []netip.Addr, err error) {
 	all, err := listAddresses()
 	if err != nil {
@@ -132,9 +131,9 @@ func nodeAddresses(c NICConfig) (addresses []netip.Addr, err error) {
 	return slices.Compact(addresses), nil
 }
 
-// isHeldOnAllNICs reports whether no link of a NIC may use an address if the node has it on a link other than the
-// NIC. Other networks can have the same link-local addresses. The network may permit an address to all links, as
-// that of a router to which the node and pods belong.
+// isHeldOnAllNICs reports whether no link of a NIC may use an address if the node has it on a link other than the NIC.
+// Other networks can have the same link-local addresses. The network may permit an address to all links, such as the
+// address of a router that the node and pods belong to.
 func isHeldOnAllNICs(a netip.Addr, p classify.Policy) bool {
 	permits := func(network netip.Prefix) bool { return network.Contains(a) }
 	return a.IsGlobalUnicast() && !slices.ContainsFunc(p.Addresses, permits)
@@ -143,11 +142,11 @@ func isHeldOnAllNICs(a netip.Addr, p classify.Policy) bool {
 // areAddressesHeld reports whether no link of a NIC may use the addresses of another link of the node. It returns
 // false for these links:
 //   - Dummy devices that are down. In its mode ipvs, kube-proxy gives the addresses of all Services to such a device,
-//     kube-ipvs0: there may be thousands, and each change would set up the NICs again. They are not the node's own.
-//     A dummy device that is up, in contrast, may have the address by which the node is known to routers.
-//   - Links with a MAC address that the network permits, such as that of VRRP: their frames leave through the NIC,
+//     kube-ipvs0: there may be thousands, and each change would set up the NICs again. They are not the node's own. A
+//     dummy device that is up, in contrast, may have the address that routers know the node by.
+//   - Links with a MAC address that the network permits, such as a VRRP address: their frames leave through the NIC,
 //     where the programs would refuse them.
-//   - The links on which this package tries programs.
+//   - The links that this package tries programs on.
 func areAddressesHeld(link netlink.Link, p classify.Policy) bool {
 	a := link.Attrs()
 	isPermitted := func(mac net.HardwareAddr) bool { return bytes.Equal(mac, a.HardwareAddr) }

@@ -33,9 +33,8 @@ type NIC struct {
 	// interfaces, which may inherit it from the NIC below them.
 	PermanentMAC net.HardwareAddr
 	MTU          int // bytes
-	// Speed is in bits per second; 0 if the driver reports none. That of a VLAN is
-	// the speed of the NIC below it, that of a bond the sum of its members that can
-	// currently send.
+	// Speed is in bits per second; 0 if the driver does not report one. A VLAN has the speed of the NIC below it, and a
+	// bond the total speed of its members that can currently send.
 	Speed uint64
 	// Driver is the name of the kernel driver; empty for virtual interfaces.
 	Driver string
@@ -48,8 +47,8 @@ type NIC struct {
 	// Port distinguishes the NICs of one PCI function; empty for a function's
 	// first port. It does not depend on which other NICs the function has.
 	Port string
-	// MacvlanOffload reports whether the NIC may deliver the frames of macvlans in
-	// hardware. Such frames pass neither the classifier nor the queues.
+	// MacvlanOffload reports whether the NIC may deliver the frames of macvlans in hardware. Such frames bypass the
+	// classifier and the queues.
 	MacvlanOffload bool
 	// Up is the administrative state.
 	Up bool
@@ -84,7 +83,7 @@ func NewInventory(sysfs string) *Inventory {
 	return &Inventory{sysfs: sysfs, uplinks: uplinkMemory{}}
 }
 
-// Sysfs returns the file system from which the Inventory reads hardware attributes.
+// Sysfs returns the file system that the Inventory reads hardware attributes from.
 func (i *Inventory) Sysfs() fs.ReadLinkFS {
 	sysfs, _ := os.DirFS(i.sysfs).(fs.ReadLinkFS) // os.DirFS documents that it implements it
 	return sysfs

@@ -20,10 +20,10 @@ import (
 type Lease struct {
 	// Address is invalid if the link may have none.
 	Address netip.Prefix
-	// Valid is the lifetime of the address. The kernel then removes the address and, with the last
-	// address of the link, its routes. Forever means no end.
+	// Valid is the lifetime of the address. The kernel then removes the address and, with the last address of the link,
+	// its routes. Forever means that it does not end.
 	Valid time.Duration
-	// Routes are added with the address, except routes to networks to which the pod has one.
+	// Routes are added with the address, except routes to networks that the pod already has a route to.
 	Routes []Route
 }
 

@@ -154,7 +154,7 @@ func neighborRequest(index int, neighbor Neighbor) *nl.NetlinkRequest {
 	return r
 }
 
-// rulesFor returns the rules of a link, in which Source or Destination is valid.
+// rulesFor returns the rules of a link that have a valid Source or Destination.
 func rulesFor(s LinkSpec) (rules []Rule) {
 	for _, rule := range s.Rules {
 		if rule.Source.IsValid() || rule.Destination.IsValid() {

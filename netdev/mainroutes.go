@@ -87,8 +87,8 @@ func parseHops(value []byte) (hops []hop) {
 	return hops
 }
 
-// visitMainRoutes calls visit for the hops of routes in the caller's network namespace: those of default routes if link
-// is 0, otherwise those of all routes through the link. It may call visit several times for a hop.
+// visitMainRoutes calls visit for the hops of routes in the caller's network namespace: of default routes if link is 0,
+// otherwise of all routes through the link. It may call visit several times for a hop.
 func visitMainRoutes(link int, visit func(hop)) error {
 	conn, err := rtnl.Open()
 	if err != nil {
@@ -118,7 +118,7 @@ func dumpMainRoutes(conn *rtnl.Conn, family uint8, link int, visit func(hop)) (e
 			break
 		}
 	}
-	// The main table does not exist before its first route, nor the link after its removal.
+	// The main table does not exist before its first route, and the link does not exist after its removal.
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) {
 		return nil
 	}
@@ -157,9 +157,9 @@ func gatewaysThrough(link int) (gateways map[netip.Addr]bool, err error) {
 	return gateways, err
 }
 
-// routeMatters reports whether an event of a route changes what List or Manage finds: that of a default route, and that
-// of a route through a managed NIC with a gateway whose address links may still use. A gateway that no route has any
-// longer can wait for the next call of Manage.
+// routeMatters reports whether a route event changes what List or Manage finds. That is so for a default route, and for
+// a route through a managed NIC if links may still use its gateway's address. A gateway without remaining routes can
+// wait for the next call of Manage.
 func (n *Node) routeMatters(payload []byte, removed bool) bool {
 	onlyDefault := removed // see above
 	r, ok := parseMainRoute(payload, onlyDefault)
@@ -169,8 +169,8 @@ func (n *Node) routeMatters(payload []byte, removed bool) bool {
 	return slices.ContainsFunc(r.hops, func(h hop) bool { return h.gateway.IsValid() && !n.holdsGateway(h) })
 }
 
-// holdsGateway reports whether no link of the hop's NIC may use the address of the gateway, or the NIC has no
-// enforcement.
+// holdsGateway reports whether the links of the hop's NIC are kept from using the gateway's address, or the NIC does
+// not have enforcement.
 func (n *Node) holdsGateway(h hop) bool {
 	nic, enforced := n.enforcedNIC(h.link)
 	if !enforced {

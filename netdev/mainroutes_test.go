@@ -27,8 +27,8 @@ func parseNet(t *testing.T, text string) *net.IPNet {
 	return network
 }
 
-// bridge creates a bridge with an address, without which IPv4 routes could have no gateway. It has no IPv6 address, so
-// that the kernel causes no events of its own.
+// bridge creates a bridge with an IPv4 address: routes could not have a gateway without it. The bridge does not have an
+// IPv6 address, so the kernel does not cause events of its own.
 func bridge(t *testing.T, name, address string) {
 	t.Helper()
 	const generation = "net/ipv6/conf/default/addr_gen_mode"

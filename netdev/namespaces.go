@@ -3,9 +3,9 @@
 
 package netdev
 
-// The kernel reuses the ID of a network namespace once that has ended. A Node that was not running at that time, or
-// whose socket overflowed, has no event for the end. The cookie of a namespace is never reused, but only a
-// socket in the namespace shows it: so Attach records it.
+// The kernel reuses the ID of a network namespace after the namespace has ended. A Node misses the event for the end if
+// it was not running or its socket overflowed. The cookie of a namespace is never reused, but only a socket in the
+// namespace shows it, so Attach records it.
 
 // recordNamespace records the cookie of the namespace that has an ID.
 func (n *Node) recordNamespace(id int, cookie uint64) {
@@ -14,8 +14,8 @@ func (n *Node) recordNamespace(id int, cookie uint64) {
 	n.cookies[id] = cookie
 }
 
-// isIDReused reports whether another namespace is known to have the ID of an attachment's. It may be wrong for an
-// attachment of another plugin on the node, so the caller looks for its MAC address first.
+// isIDReused reports whether another namespace is known to have the ID of the attachment's namespace. It may be wrong
+// for an attachment of another plugin on the node, so the caller looks for its MAC address first.
 func (n *Node) isIDReused(a Attachment) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

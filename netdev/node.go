@@ -21,11 +21,11 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// Node manages the NICs of the network namespace in which it was created, and
-// the links of shares on them. It is safe for concurrent use.
+// Node manages the NICs of the network namespace that it was created in, and the links of shares on them. It is safe
+// for concurrent use.
 type Node struct {
 	conn       *rtnl.Conn
-	deletions  *rtnl.Pool // for the deletion of links, after which the kernel waits for its readers
+	deletions  *rtnl.Pool // for deleting links: the kernel then waits for its readers
 	shaper     *shape.HTB
 	cookie     uint64 // of the node's network namespace
 	nsid       int    // of the node's network namespace, in itself
@@ -36,8 +36,8 @@ type Node struct {
 	loaded     func()
 	now        func() time.Time
 
-	// guarding is held while the links of a pod are read and one of them is blocked or unblocked, so that an older
-	// reading does not replace the result of a newer one. It is locked before mu.
+	// guarding is held while the links of a pod are read and one of them is blocked or unblocked. Otherwise, an older
+	// reading could replace the result of a newer one. It is locked before mu.
 	guarding sync.Mutex
 
 	mu         sync.Mutex
@@ -52,17 +52,17 @@ type Node struct {
 	// inspections are the results of Inspect, by interface index.
 	inspections map[int]inspection
 	guardTimers map[int]guardTimer   // by interface index
-	gateways    map[int][]netip.Addr // those of SetGateways, by interface index
-	// keepingRoutes are the NICs for which keepRoutes has succeeded, by interface index.
+	gateways    map[int][]netip.Addr // set by SetGateways, by interface index
+	// keepingRoutes are the NICs that keepRoutes has succeeded for, by interface index.
 	keepingRoutes map[int]bool
-	displaced     map[LinkKey]Attachment // attachments whose link is down or has another MAC address; see setGuarded
+	displaced     map[LinkKey]Attachment // attachments with a link that is down or has another MAC address; see setGuarded
 	detachedAt    map[LinkKey]time.Time  // when links were detached; see detachGracePeriod
 	changes       uint64                 // number of changes of displaced and detachedAt
 	detached      uint64                 // number of links that were detached
 	cookies       map[int]uint64         // of namespaces, by ID; see recordNamespace
 }
 
-// managedNIC is a NIC for which Manage was called.
+// managedNIC is a NIC that Manage was called for.
 type managedNIC struct {
 	NICConfig
 	ifb     int           // index of the IFB device; 0 without Enforce
@@ -84,8 +84,7 @@ type NICConfig struct {
 	// TakeOver permits Manage to replace a root qdisc that another program or
 	// an administrator configured.
 	TakeOver bool
-	// TrustMAC assigns a frame that has no socket to the share whose link has
-	// the frame's source address.
+	// TrustMAC assigns a frame without a socket to the share with the frame's source address on a link.
 	TrustMAC bool
 	// QueuePerShare gives each transmit queue a separate HTB qdisc, and each share a home queue, if
 	// the NIC has several queues and the kernel steers frames to them. Shares then do not borrow. A
@@ -95,11 +94,10 @@ type NICConfig struct {
 	// sender. Manage adds to Policy.NodeAddresses, and sets Policy.Guarded and
 	// Policy.GuardTime.
 	Policy classify.Policy
-	// Forwarded is the rate that is guaranteed to frames that the node forwards,
-	// in bits per second; 0 if they have no separate class. They can use the
-	// whole line if the kernel lets the classifier recognize them by their route,
-	// and without TrustMAC. Otherwise their source address identifies them, which
-	// a share can forge, and they get no more than Forwarded.
+	// Forwarded is the rate that is guaranteed to frames that the node forwards, in bits per second; 0 if they do not have
+	// a separate class. They can use the whole line without TrustMAC if the kernel lets the classifier recognize them by
+	// their route. Otherwise, the classifier recognizes them by their source address, which a share can forge, and they
+	// get no more than Forwarded.
 	Forwarded uint64
 }
 
@@ -160,8 +158,8 @@ type Options struct {
 	Now func() time.Time
 }
 
-// parallelDeletions is how many links the kernel deletes at a time. Each deletion takes it
-// about 20 ms, during most of which it holds no lock.
+// parallelDeletions is how many links the kernel deletes at a time. Each deletion takes about 20 ms, and the kernel
+// does not hold a lock for most of that time.
 const parallelDeletions = 16
 
 // withDefaults returns the options with the defaults of those that are not set.
@@ -255,8 +253,8 @@ func (n *Node) Messages() rtnl.Counts { return n.conn.Counts().Add(n.deletions.C
 // Cookie returns the cookie of the node's network namespace.
 func (n *Node) Cookie() uint64 { return n.cookie }
 
-// ClassifierKey returns the key by which the classifier identifies senders, or
-// "" if no NIC has been managed with Enforce yet.
+// ClassifierKey returns the key that the classifier identifies senders by, or "" if no NIC has been managed with
+// Enforce yet.
 func (n *Node) ClassifierKey() classify.Key {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -266,7 +264,7 @@ func (n *Node) ClassifierKey() classify.Key {
 	return n.classifier.Key()
 }
 
-// Queue returns the kind of the queues in which frames of shares wait.
+// Queue returns the kind of queue that shares' frames wait in.
 func (n *Node) Queue() shape.Queue { return n.shaper.Queue() }
 
 // Trials returns the results of trying the classifier's keys, strongest first. It
@@ -326,9 +324,9 @@ func (n *Node) manageWithoutEnforcement(c NICConfig) (changed bool, err error) {
 	return changed, err
 }
 
-// desired returns the state in which setUpEnforcement has to bring a NIC, except its devices. old is the NIC as it is
-// managed, if it is known. If it is not, desired resumes the guard of an earlier process. The caller holds n.mu and has
-// opened the classifier.
+// desired returns the state that setUpEnforcement has to bring a NIC into, except its devices. old is the managed NIC,
+// if it is known. If it is not, desired resumes the guard of an earlier process. The caller holds n.mu and has opened
+// the classifier.
 func (n *Node) desired(c NICConfig, old managedNIC, known bool) (desired managedNIC, err error) {
 	c.Rates = n.rates(c)
 	if c.Policy.NodeAddresses, err = nodeAddresses(c); err != nil {
@@ -371,8 +369,8 @@ func (n *Node) openClassifier() error {
 	return nil
 }
 
-// isIntact reports whether the NIC's queues and classifier programs are in the
-// state in which setUpEnforcement left them. The caller holds n.mu.
+// isIntact reports whether the NIC's queues and classifier programs are as setUpEnforcement left them. The caller holds
+// n.mu.
 func (n *Node) isIntact(m managedNIC) (bool, error) {
 	intact, err := n.shaper.Intact(m.Name, m.Index, m.ifb, m.trees, m.Rates)
 	if err != nil || !intact {
@@ -440,9 +438,8 @@ func (n *Node) removeEnforcement(name string, index int) (found bool, err error)
 	return found, errors.Join(err, removeErr)
 }
 
-// removeIFBOfMissingNIC removes the IFB device of a NIC that does not exist any
-// more; the kernel has removed the queues with the NIC. The device stays if
-// another managed NIC has the same name now, because it uses the device.
+// removeIFBOfMissingNIC removes the IFB device of a NIC that no longer exists; the kernel has removed the queues with
+// the NIC. The device stays if another managed NIC has the same name now, because it uses the device.
 func (n *Node) removeIFBOfMissingNIC(name string, index int) error {
 	for _, other := range n.managed {
 		if other.Name == name && other.Index != index {
@@ -452,9 +449,8 @@ func (n *Node) removeIFBOfMissingNIC(name string, index int) error {
 	return errors.Join(n.removeHairpin(name), n.shaper.RemoveIFB(name))
 }
 
-// removeFromLink removes the classifier programs and the queues from an
-// existing NIC. name is the name under which the NIC was managed; currentName
-// differs from it if the interface was renamed.
+// removeFromLink removes the classifier programs and the queues from an existing NIC. name is the name that the NIC had
+// when it was managed; currentName differs from it if the interface was renamed.
 func (n *Node) removeFromLink(currentName, name string, index int) (found bool, err error) {
 	classified, detachErr := classify.Detach(n.bpffs, index, n.failpoints)
 	owned, ownedErr := n.shaper.Owned(index)

@@ -149,9 +149,9 @@ func TestNode_Watch_pausesWhilePodFloods(t *testing.T) {
 	})
 }
 
-// A pod with CAP_NET_RAW can change the promiscuous mode of its link, and thereby that of the NIC. A pod with
-// CAP_NET_ADMIN can make the node reset the broadcast cutoff. If the Node reported such events, the plugin would
-// read the state of the node's links again and again.
+// A pod with CAP_NET_RAW can change the promiscuous mode of its link, which also changes the NIC's. A pod with
+// CAP_NET_ADMIN can make the node reset the broadcast cutoff. If the Node reported such events, the plugin would read
+// the state of the node's links again and again.
 func TestNode_Watch_ignoresChangesByPodsToNIC(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	nstest.SetDown(t, "nic0") // a NIC that does not filter unicast is otherwise promiscuous while a macvlan is up
@@ -215,7 +215,7 @@ func togglePromiscuous(t *testing.T, pod *nstest.Namespace, name string) {
 	})
 }
 
-// countLinkEvents counts the events of a link, and those of other links, until the namespace with an ID ends.
+// countLinkEvents counts the events of a link, and of other links, until the namespace with an ID ends.
 func countLinkEvents(t *testing.T, w *rtnl.Watcher, index, nsid int) (own, others int) {
 	t.Helper()
 	for {

@@ -94,8 +94,8 @@ func (n *Node) Links() (map[LinkKey]bool, error) {
 	return links, nil
 }
 
-// OrphanIFBs returns the names of this driver's IFB devices whose NIC does not
-// exist or does not have this driver's queues.
+// OrphanIFBs returns the names of this driver's IFB devices if their NIC does not exist or does not have this driver's
+// queues.
 func (n *Node) OrphanIFBs() (names []string, err error) {
 	links, err := listLinks()
 	if err != nil {

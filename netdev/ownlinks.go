@@ -16,11 +16,12 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
-// Pods can cause events of NICs in the node's namespace: with CAP_NET_RAW, by the promiscuous mode of their link,
-// and with CAP_NET_ADMIN, by creating and deleting links on the NIC. Nothing that the plugin uses changes with
-// them. But events of other causes also show no change, such as that of the speed of a bond.
+// Pods can cause events of NICs in the node's namespace: with CAP_NET_RAW, by the promiscuous mode of their link, and
+// with CAP_NET_ADMIN, by creating and deleting links on the NIC. These events do not change anything that the plugin
+// uses. But other events do not show a change either, such as an event for a bond's new speed.
 
-// unchangedInterval is the time after which events that show no change of a link are reported, once for all of them.
+// unchangedInterval is how long events that do not show a change of a link wait before they are reported, once for all
+// of them.
 const unchangedInterval = 10 * time.Second
 
 // ownLinks compares the events of the links in the node's namespace.
@@ -83,8 +84,8 @@ func (o *ownLinks) hash(info *nl.IfInfomsg, attrs []byte) uint64 {
 	return h.Sum64()
 }
 
-// reportLater makes report follow after unchangedInterval if events have shown no change, unless it will follow
-// already.
+// reportLater makes report follow after unchangedInterval if events have not shown a change, unless it will follow
+// anyway.
 func (o *ownLinks) reportLater(ctx context.Context, report func(Change)) {
 	unchanged := o.unchanged
 	o.unchanged = false

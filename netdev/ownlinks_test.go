@@ -66,7 +66,7 @@ func TestOwnLinks_shows(t *testing.T) {
 	}
 }
 
-// Events that show no change are reported once, after an interval.
+// Events that do not show a change are reported once, after an interval.
 func TestOwnLinks_reportLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var reports []time.Duration

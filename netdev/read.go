@@ -29,8 +29,8 @@ type LinkState struct {
 	// frames; nil if the frames do not select a class or the class does not
 	// exist.
 	Send, Receive *shape.Rates
-	// Blocked is the reason why the link is blocked; "" if it is not. The pod changed the link so
-	// that it could receive other pods' frames, or delay their broadcasts.
+	// Blocked is the reason why the link is blocked; "" if it is not. The pod changed the link in a way that lets it
+	// receive other pods' frames, or delay their broadcasts.
 	Blocked string
 	// Audited reports whether frames without the identity of the link pass,
 	// because an earlier release attached it.
@@ -44,10 +44,9 @@ type LinkState struct {
 	Unchecked bool
 }
 
-// ReadAndGuard returns the current state of a link. If the link does not exist, it
-// returns the zero LinkState and no error. It blocks a link that its pod changed so that
-// it could receive other pods' frames, or delay their broadcasts, and unblocks it after
-// the pod reverted that.
+// ReadAndGuard returns the current state of a link. If the link does not exist, it returns the zero LinkState and a nil
+// error. If the pod changed the link in a way that lets it receive other pods' frames or delay their broadcasts,
+// ReadAndGuard blocks it until the pod reverts the change.
 func (n *Node) ReadAndGuard(a Attachment) (LinkState, error) {
 	link, err := n.linkOf(a)
 	if err != nil {

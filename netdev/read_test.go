@@ -16,8 +16,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 )
 
-// The kernel gives the ID of a namespace that has ended to another one, in which a link with the same index is
-// attached.
+// The kernel gives the ID of a namespace that has ended to another one. A link with the same index is attached there.
 func TestNode_Read_linkOfAnotherPodWithSameNamespaceID(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node, pod := newNode(t, nic), nstest.New(t)

@@ -70,7 +70,7 @@ func (t topology) belowVLANs(index int) (below []int) {
 	return below
 }
 
-// toggleFeature switches a feature of a link off and on again, or on and off, so that the kernel announces a change of
+// toggleFeature switches a feature of a link off and on again, or on and off, to make the kernel announce a change of
 // features to the links above.
 func toggleFeature(index int, name string) error {
 	active, err := activeFeatures(index)

@@ -10,10 +10,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// Snapshot is the part of the kernel's state that concerns the links of all shares, at
-// one time. Taking one costs a dump of the namespaces' IDs and a dump of the
-// classes of each NIC and IFB device, independently of how many links are then compared
-// with it.
+// Snapshot is the kernel's state at one time, as far as it concerns the links of shares. Taking one costs a dump of
+// namespace IDs and a dump of the classes of each NIC and IFB device, however many links are then compared with it.
 type Snapshot struct {
 	node       *Node
 	namespaces map[int]bool // by ID
@@ -61,7 +59,7 @@ func (n *Node) Snapshot() (*Snapshot, error) {
 	return s, nil
 }
 
-// HasPrograms reports whether programs of this driver are attached to a NIC, also those of another plugin.
+// HasPrograms reports whether programs of this driver are attached to a NIC, even if another plugin attached them.
 func (n *Node) HasPrograms(index int) (bool, error) {
 	return classify.AnyVersionAttached(n.bpffs, index)
 }

@@ -34,7 +34,7 @@ func newTopology(links []netlink.Link) topology {
 		a := l.Attrs()
 		s := stackedLink{name: a.Name, kind: l.Type(), master: a.MasterIndex}
 		if a.NetNsID == -1 && s.kind != "veth" && s.kind != "netkit" {
-			// The index belongs to this namespace, and is not that of a peer.
+			// The index belongs to this namespace, not to a peer's.
 			s.lower = a.ParentIndex
 		}
 		t[a.Index] = s
@@ -98,15 +98,12 @@ func (t topology) allAbove(index int) map[int]bool {
 	return above
 }
 
-// uplinkMemory contains the names of links that a default route depends on or
-// once depended on, with the last time at which the link existed. A route is
-// absent for a while when a DHCP lease is renewed, and a link when its driver is
-// reloaded, so neither ends the protection of a link. It has names as keys
-// because a reloaded link returns with another index.
+// uplinkMemory contains the names of links that a default route depends on or once depended on, with the last time when
+// the link existed. A route is absent for a while when a DHCP lease is renewed, and a link when its driver is reloaded,
+// so neither ends the protection of a link. The keys are names because a reloaded link returns with another index.
 type uplinkMemory map[string]time.Time
 
-// uplinkMemoryTime is the time for which a link that does not exist stays in the
-// memory.
+// uplinkMemoryTime is how long a link that no longer exists stays in the memory.
 const uplinkMemoryTime = time.Hour
 
 // update adds the links that default routes through the links with the indexes

@@ -78,7 +78,7 @@ func TestUplinkMemory_update(t *testing.T) {
 }
 
 func TestTopology_allAbove(t *testing.T) {
-	// A bond of 2 and 3, two VLANs on it, of which one is on the other, and a NIC without any.
+	// A bond of 2 and 3, a VLAN on it, another VLAN on that one, and a NIC without any.
 	stack := topology{
 		2: {name: "eno1", master: 10}, 3: {name: "eno2", master: 10}, 4: {name: "eno3"}, 10: {name: "bond0"},
 		11: {name: "bond0.5", lower: 10}, 12: {name: "bond0.5.6", lower: 11},

@@ -33,9 +33,9 @@ func (n *Node) Trees(index int) (t shape.Trees, oneTree error) {
 	return m.trees, m.oneTree
 }
 
-// trees returns the Trees that a NIC gets. While shares use its Trees, the NIC keeps them, except those
-// of queues that it no longer has; otherwise it gets the Trees that the configuration and the node
-// permit. old are the Trees of the last call of Manage, if the NIC is known. The caller holds n.mu.
+// trees returns the Trees that a NIC gets. While shares use its Trees, the NIC keeps them, except trees of queues that
+// it no longer has. Otherwise, it gets the Trees that the configuration and the node permit. old are the Trees of the
+// last call of Manage, if the NIC is known. The caller holds n.mu.
 func (n *Node) trees(c NICConfig, old shape.Trees, known bool) (t shape.Trees, oneTree, err error) {
 	wanted := shape.OneTree
 	if c.QueuePerShare {

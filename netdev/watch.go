@@ -30,14 +30,12 @@ type Change struct {
 	LinksChanged bool
 	// NamespacesRemoved are the IDs of network namespaces that ended.
 	NamespacesRemoved []int
-	// NamespacesChanged are the IDs of network namespaces in which links or
-	// addresses changed.
+	// NamespacesChanged are the IDs of network namespaces with changed links or addresses.
 	NamespacesChanged []int
 	// NamespacesMissed means that links may have changed in any namespace, because the Node
 	// did not read events for a while: pods caused too many.
 	NamespacesMissed bool
-	// QdiscsChanged are the interface indexes of managed NICs whose queues or
-	// classifiers another program changed.
+	// QdiscsChanged are the interface indexes of managed NICs if another program changed their queues or classifiers.
 	QdiscsChanged []int
 }
 
@@ -45,23 +43,21 @@ type Change struct {
 // namespaces. A pod that changes its links in a loop would otherwise keep a processor busy.
 const namespacesInterval = 100 * time.Millisecond
 
-// If pods cause more events in an interval than one call of Receive reads, or than the kernel
-// queues, the Node stops reading events for a while. It still reports the namespaces whose events it has read, which
-// are most likely those of the pods that cause them. The caller then looks at the links of all
-// pods once: the time for each is about 2 % of floodPausePerNamespace. When pods have been calm
-// for calmPauses pauses, the Node reports all namespaces as changed: the caller then reads the
-// state of each, which takes several times as long. floodPause leaves time to block a changed link
-// within a second of the change.
+// If pods cause more events in an interval than one call of Receive reads, or than the kernel queues, the Node stops
+// reading events for a while. It still reports the namespaces that it has read events of, which most likely belong to
+// the pods that cause them. The caller then looks at the links of all pods once, which takes about 2 % of
+// floodPausePerNamespace for each. When pods have been calm for calmPauses pauses, the Node reports all namespaces as
+// changed: the caller then reads the state of each, which takes several times as long. floodPause leaves time to block
+// a changed link within a second of the change.
 const (
 	floodPause             = 700 * time.Millisecond
 	floodPausePerNamespace = 5 * time.Millisecond
 	calmPauses             = 5
 )
 
-// Watch subscribes to the kernel's events and calls changed for each batch of
-// them until ctx ends; it then returns nil. The first Change has Resync set and
-// follows the subscription, so a caller that reads the state for it misses no
-// later change. Watch ignores changes that this Node makes to queues.
+// Watch subscribes to the kernel's events and calls changed for each batch of them until ctx ends; it then returns nil.
+// The first Change has Resync set and follows the subscription, so a caller that reads the state for it does not miss
+// later changes. Watch ignores changes that this Node makes to queues.
 func (n *Node) Watch(ctx context.Context, changed func(Change)) error {
 	own, err := rtnl.Watch()
 	if err != nil {

@@ -1,8 +1,7 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bpffs checks for, and mounts, the BPF file system in which the
-// classifier pins its maps.
+// Package bpffs checks for and mounts the BPF file system that the classifier pins its maps in.
 package bpffs
 
 import (

@@ -59,8 +59,8 @@ func (p *pod) addSecondaryAddresses(t *testing.T, first, number int) (remove fun
 	}
 }
 
-// A pod with CAP_NET_RAW can add addresses to its link, which the NIC then accepts. The node cannot tell them
-// from those of hidden links.
+// A pod with CAP_NET_RAW can add addresses to its link, which the NIC then accepts. The node cannot tell them from
+// addresses of hidden links.
 func TestAttack_secondaryAddresses(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
@@ -87,7 +87,7 @@ func TestAttack_secondaryAddresses(t *testing.T) {
 func TestAttack_manySecondaryAddresses(t *testing.T) {
 	const (
 		number = 20_000
-		most   = 4 // times the time in which the netlink library lists the addresses once
+		most   = 4 // times the netlink library's time to list the addresses once
 	)
 	e := newTestEnv(t, enforced())
 	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
@@ -116,7 +116,7 @@ func TestAttack_manySecondaryAddresses(t *testing.T) {
 }
 
 // addAndRemoveAddresses adds thousands of addresses to the pod's link and removes them, more than the programs
-// remember: first hundreds at a time, then all at once. It then waits until the NIC is no longer guarded.
+// remember: first hundreds at a time, then all together. It then waits until the NIC is no longer guarded.
 func (e *testEnv) addAndRemoveAddresses(p *pod) {
 	e.t.Helper()
 	isGuarded := func() bool {

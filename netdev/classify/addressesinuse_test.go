@@ -93,8 +93,8 @@ func addNodeBridge(t *testing.T, name string, addresses ...string) {
 	}
 }
 
-// A pod whose claim requested no address must not use the addresses that the node has on links other than the NIC,
-// from the time at which the node gets them.
+// If its claim did not request an address, a pod must not use the addresses that the node has on links other than the
+// NIC, as soon as the node gets them.
 func TestAttack_addressesOfNodeOnOtherLinks(t *testing.T) {
 	const ofBridge, ofLoopback, ofNetwork = "10.20.1.1", "10.20.1.2", "10.20.1.3"
 	config := enforced()
@@ -195,7 +195,7 @@ func TestNode_CheckAddress_refusesGateways(t *testing.T) {
 	}
 }
 
-// A pod whose claim requested no address must not answer for the routers of others.
+// If its claim did not request an address, a pod must not answer for the routers of others.
 func TestAttack_gatewayAddresses(t *testing.T) {
 	const ofClaim, ofPool, free = "10.20.0.251", "10.20.0.252", "10.20.0.253"
 	config := enforced()
@@ -249,8 +249,7 @@ func TestAttack_gatewayAddresses(t *testing.T) {
 	}
 }
 
-// A pod cannot send with the address of the NIC, neither from a network namespace that it creates,
-// nor through a bridge.
+// A pod cannot send with the address of the NIC, either from a network namespace that it creates or through a bridge.
 func TestAttack_addressOfNIC(t *testing.T) {
 	for name, tc := range map[string]struct {
 		from func(*testEnv, *pod) (*nstest.Namespace, string)

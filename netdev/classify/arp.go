@@ -23,10 +23,9 @@ const (
 // programs at the NICs need it until Attach replaces them, so it stays until RemovePins.
 func arpPin(bpffs string) string { return filepath.Join(pinsDir(bpffs), linksDir, "arp-senders") }
 
-// TraceARP attaches the program that records the sender of ARP for the programs at the NICs,
-// including those of later processes. It replaces the program of an earlier process, without an
-// interval in which none is attached. It has the requirements of ReadsRoutes, and needs a kernel
-// with function tracing. Call it before Attach.
+// TraceARP attaches the program that records the sender of ARP for the programs at the NICs, including later processes'
+// programs. It replaces the program of an earlier process without a gap. It has the requirements of ReadsRoutes, and
+// needs a kernel with function tracing. Call it before Attach.
 func (c *Classifier) TraceARP() error {
 	if !c.readsRoutes {
 		return fmt.Errorf("the programs for key %s do not read the kernel's memory", c.key)
@@ -103,7 +102,7 @@ func replacePin(l link.Link, path string) error {
 	return os.Rename(next, path)
 }
 
-// SendersOfARP returns the cookies of the namespaces whose ARP the program at a NIC has not seen yet.
+// SendersOfARP returns the cookies of namespaces that have sent ARP that the program at a NIC has not seen yet.
 func (c *Classifier) SendersOfARP() (cookies []uint64, err error) {
 	var frame uint64
 	var sender bpfArpSender

@@ -77,7 +77,7 @@ func (c *Classifier) attach(index, ifb int) error {
 	return nil
 }
 
-// AttachPoint returns the attach point at which Attach attaches the programs.
+// AttachPoint returns the attach point that Attach uses.
 func (c *Classifier) AttachPoint() AttachPoint { return c.attachPoint }
 
 // Attached reports whether the programs of this Classifier are attached to a NIC in both

@@ -113,7 +113,7 @@ func TestAttack_rawFrames(t *testing.T) {
 	}
 }
 
-// A frame that a pod forwards has no socket, whatever its addresses are.
+// A frame that a pod forwards does not have a socket, whatever its addresses are.
 func TestAttack_forwardedFrames(t *testing.T) {
 	for name, forwarding := range map[string]bool{"refused": false, "allowed": true} {
 		t.Run(name, func(t *testing.T) {
@@ -141,8 +141,8 @@ func TestAttack_forwardedFrames(t *testing.T) {
 	}
 }
 
-// Where the network permits forwarding, the addresses of packets are not those of the link, but a pod still
-// speaks neither for routers and DHCP servers nor for other shares.
+// Where the network permits forwarding, packets do not have the link's addresses, but a pod still does not speak for
+// routers, DHCP servers, or other shares.
 func TestAttack_contentOfForwardedFrames(t *testing.T) {
 	needRoutes(t)
 	config := enforced()
@@ -159,7 +159,7 @@ func TestAttack_contentOfForwardedFrames(t *testing.T) {
 		}
 		return err
 	})
-	group := net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1} // a bridge copies multicast, and copies have no socket
+	group := net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1} // a bridge copies multicast, and copies do not have a socket
 	datagram := func(port uint16) []byte {
 		return classify.EtherTo(broadcast, mac, 0x0800, classify.IPv4("10.70.0.2", 17, 0, classify.UDP(port, 2)))
 	}
@@ -198,7 +198,7 @@ func TestAttack_contentOfForwardedFrames(t *testing.T) {
 		if got := arrives(tc.frame, 300*time.Millisecond); got != (tc.reason == "") {
 			t.Errorf("%s: arrived: %t, want %t", tc.name, got, tc.reason == "")
 		}
-		refused, err := e.node.Refusals(e.nic.Index, 0) // copies have no route, which would show the share
+		refused, err := e.node.Refusals(e.nic.Index, 0) // copies do not have a route, which would show the share
 		if tc.reason != "" && (err != nil || refused.Dropped[tc.reason] == 0) {
 			t.Errorf("%s: Refusals returned %+v and error %v, want %s", tc.name, refused, err, tc.reason)
 		}
@@ -272,7 +272,7 @@ func sendUDP(to string, payload []byte) error {
 	return err
 }
 
-// A further link on the NIC receives no unicast. Without identity Enforce, it does.
+// Another link on the NIC does not receive unicast. Without identity Enforce, it does.
 func TestAttack_furtherLink(t *testing.T) {
 	for identity, receives := range map[classify.Identity]bool{
 		classify.IdentityEnforce: false, classify.IdentityAudit: true,
@@ -349,8 +349,8 @@ func TestAttack_routerAdvertisementFromWire(t *testing.T) {
 	}
 }
 
-// A pod that brings its link up before the node has recorded it, or that keeps its link when the claim is
-// unprepared, neither sends nor receives.
+// A pod that brings its link up before the node has recorded it, or that keeps its link when the claim is unprepared,
+// cannot send or receive.
 func TestAttack_withoutRecord(t *testing.T) {
 	bpffs := nstest.MountBPFFS(t)
 	nic, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16", "fd00:20::fe/64")

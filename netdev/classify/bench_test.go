@@ -46,8 +46,8 @@ func TestProgram_costOfCheck(t *testing.T) {
 	if cpu, err := os.ReadFile("/proc/cpuinfo"); err != nil || strings.Contains(string(cpu), "QEMU TCG") {
 		t.Skip("an emulated processor says nothing about nanoseconds")
 	}
-	// The kernel gives each frame of a test run a socket. A frame from the wire has none, and the
-	// program for the key MAC looks for none.
+	// The kernel gives each frame of a test run a socket. A frame from the wire does not have one, and the program for the
+	// key MAC does not look for one.
 	for direction, key := range map[string]Key{"sent": KeyCookie, "received": KeyMAC} {
 		unchecked, err := openMeasured(t, key, false, direction)
 		if err != nil {
@@ -125,7 +125,7 @@ func openMeasured(t testing.TB, key Key, checks bool, direction string) (m measu
 	return m, nil
 }
 
-// measure returns the mean time for a frame, none of which the program may refuse.
+// measure returns the mean time for a frame. The program must not refuse any.
 func (m measured) measure(t testing.TB, frames int, reset func()) time.Duration {
 	t.Helper()
 	verdict, perFrame, err := m.program.Benchmark(m.frame, frames, reset)

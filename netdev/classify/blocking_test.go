@@ -11,8 +11,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 )
 
-// A link whose address the node has lost neither sends nor receives, and stays blocked
-// when a plugin starts that does not know yet which addresses are lost.
+// If the node has lost a link's address, the link does not send or receive. It stays blocked when a plugin starts that
+// does not know the lost addresses yet.
 func TestBlocking(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)

@@ -165,8 +165,8 @@ func TestBridgeMode_limitsBroadcastsOfShare(t *testing.T) {
 	}
 }
 
-// A pod cannot send to another share with the address of a third, even with a bridge of its
-// own, whose frames have no socket.
+// A pod cannot send to another share with the address of a third, even through its own bridge, where frames do not have
+// a socket.
 func TestAttack_bridgedFramesToSibling(t *testing.T) {
 	for identity, receives := range map[classify.Identity]bool{
 		classify.IdentityEnforce: false, classify.IdentityAudit: true,
@@ -228,8 +228,7 @@ func sendBridgedFrames(t *testing.T, e *testEnv, receives bool) {
 	}
 }
 
-// bridgedBehind returns a namespace whose link eth0 is connected to the link of a pod by a bridge
-// in the pod.
+// bridgedBehind returns a namespace. A bridge in the pod connects its link eth0 to the pod's link.
 func (e *testEnv) bridgedBehind(p *pod) *nstest.Namespace {
 	e.t.Helper()
 	behind := nstest.New(e.t)
@@ -338,7 +337,7 @@ func TestBridgeMode_hairpinIsRepairedAndRemoved(t *testing.T) {
 	}
 }
 
-// Links without a grant, which have no separate class, reach each other, too.
+// Links without a grant, which do not have a separate class, reach each other, too.
 func TestBridgeMode_connectsLinksWithoutGrant(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	var pods []*pod

@@ -50,8 +50,8 @@ func (p *pod) setParameter(name string, parameter int, value int32) {
 	})
 }
 
-// cutoff returns how many links at most get a multicast frame at once, which all links of a NIC share. The kernel
-// reports it only if it is not the default.
+// cutoff returns how many links at most get a multicast frame without the queue. All links of a NIC share the value.
+// The kernel reports it only if it is not the default.
 func (p *pod) cutoff() (value int32) {
 	value = defaultCutoff
 	p.Do(func() error {

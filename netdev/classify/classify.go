@@ -3,13 +3,12 @@
 
 // Package classify assigns frames to the HTB classes of shares, in the kernel.
 //
-// Two eBPF programs are attached to each NIC, one for each direction; see AttachPoint. They look
-// up a frame in BPF maps and write its class to skb->priority, where the queues of package
-// shape read it. They also drop, or count, frames that do not carry the identity of their
-// sender; see Policy. Incoming frames are also redirected to the IFB device of the NIC, by
-// the program or by its filter. All NICs and shares use the same two programs. To add a
-// share, Classifier.AddMember only updates maps, which takes microseconds; callers call it
-// before they bring up the share's link, so that no frame passes without a class.
+// Two eBPF programs are attached to each NIC, one for each direction; see AttachPoint. They look up a frame in BPF maps
+// and write its class to skb->priority. The queues of package shape read it there. They also drop, or count, frames
+// that do not carry the identity of their sender; see Policy. Incoming frames are also redirected to the IFB device of
+// the NIC, by the program or by its filter. All NICs and shares use the same two programs. To add a share,
+// Classifier.AddMember only updates maps, which takes microseconds; callers call it before they bring up the share's
+// link. Otherwise, frames could pass without a class.
 //
 // The programs identify a sender by two values: the cookie of the network namespace of the sending
 // socket, and the source MAC address. A pod can change the MAC address, stack links on its link,
@@ -39,8 +38,7 @@ import (
 
 //go:generate go tool bpf2go -target bpfel -tags linux bpf bpf/classify.c -- -O2 -Wall -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu
 
-// Key names the values by which the programs identify the sender of a frame, and
-// the way in which they get them.
+// Key names the values that identify the sender of a frame to the programs, and how the programs get them.
 type Key string
 
 // Values of Key, strongest first.
@@ -62,8 +60,8 @@ const (
 // Keys returns all keys, strongest first.
 func Keys() []Key { return []Key{KeyCookie, KeySocketCookie, KeyMAC} }
 
-// HasCookie reports whether the key contains the cookie, so that a pod cannot
-// send frames that are charged to another share.
+// HasCookie reports whether the key contains the cookie. If it does, a pod cannot send frames that are charged to
+// another share.
 func (k Key) HasCookie() bool { return k == KeyCookie || k == KeySocketCookie }
 
 // programPair is a program for the frames that leave through a NIC, and one for those
@@ -85,8 +83,8 @@ func (p programPair) ingressFor(point AttachPoint) string {
 	return p.ingress
 }
 
-// programPairs are the programs by key, in the order in which Open tries them. Those
-// with checks are first: Linux 6.1 loads them only with CAP_PERFMON.
+// programPairs are the programs by key, in the order that Open tries them. Those with checks are first: Linux 6.1 loads
+// them only with CAP_PERFMON.
 var programPairs = map[Key][]programPair{
 	KeyCookie: {
 		{"dra_shared_egress_helper_routes", "dra_shared_ingress_helper_lists", true, true},
@@ -140,27 +138,25 @@ type NIC struct {
 	HostCookie uint64
 	// Major is the major number of the NIC's classes.
 	Major uint16
-	// TrustMAC assigns a frame that has no socket to the share whose link has
-	// the frame's source MAC address.
+	// TrustMAC assigns a frame without a socket to the share with the frame's source MAC address on a link.
 	TrustMAC bool
 	// Forwarded is how the programs recognize frames that the node forwards.
 	Forwarded Forwarded
 	// Policy is the treatment of frames that do not carry the identity of
 	// their sender.
 	Policy Policy
-	// Steer sends the frames of the NIC and of the IFB device through the transmit queue
-	// whose HTB qdisc has their class; see shape.Trees.
+	// Steer sends the frames of the NIC and of the IFB device through the transmit queue with their class in its HTB
+	// qdisc; see shape.Trees.
 	Steer bool
 }
 
-// Forwarded is how the programs recognize frames that the node forwards, such as
-// those of pods in the cluster network. They have no socket, or one of another
-// namespace, and the source MAC address of the NIC.
+// Forwarded is how the programs recognize frames that the node forwards, such as pods' frames in the cluster network.
+// They have the NIC's source MAC address, and either do not have a socket or have one of another namespace.
 type Forwarded uint8
 
 // Values of Forwarded, the numbers of nic.h.
 const (
-	// ForwardedUnidentified means that forwarded frames have no separate class.
+	// ForwardedUnidentified means that forwarded frames do not have a separate class.
 	ForwardedUnidentified Forwarded = iota
 	// ForwardedByRoute recognizes them by the route that the node has chosen for
 	// them. The frames of a share do not have it.
@@ -277,8 +273,8 @@ func (c *Classifier) load(pins string, pair programPair) error {
 	return nil
 }
 
-// Close closes the programs and maps in this process. Attached programs and
-// pinned maps stay in the kernel, except those of OpenUnpinned at AttachTCX.
+// Close closes the programs and maps in this process. Attached programs and pinned maps stay in the kernel, unless
+// OpenUnpinned loaded them and the attach point is AttachTCX.
 func (c *Classifier) Close() error {
 	err := errors.Join(c.maps.Close(), c.egress.Close(), c.ingress.Close(), c.hairpin.Close())
 	for _, l := range c.links {
@@ -302,8 +298,8 @@ func (c *Classifier) ChecksIdentity() bool { return c.checks }
 // do. A link that a pod hides can then keep frames from others while it is down.
 func (c *Classifier) ListsErr() error { return c.listsErr }
 
-// senderCookies returns the cookies in the keys of a link in the sender map. Cookie 0 matches
-// frames whose cookie the programs ignore.
+// senderCookies returns the cookies in a link's keys in the sender map. Cookie 0 matches frames if the programs ignore
+// their cookie.
 func (c *Classifier) senderCookies(cookie uint64, trustMAC bool) []uint64 {
 	switch {
 	case c.key == KeyMAC:
@@ -315,8 +311,7 @@ func (c *Classifier) senderCookies(cookie uint64, trustMAC bool) []uint64 {
 	}
 }
 
-// Attach attaches the programs to a NIC. It replaces programs that an earlier
-// process attached, without an interval in which none is attached.
+// Attach attaches the programs to a NIC. It replaces programs that an earlier process attached, without a gap.
 func (c *Classifier) Attach(nic NIC) error {
 	value := bpfNic{
 		HostCookie: nic.HostCookie,
@@ -397,8 +392,7 @@ func (c *Classifier) RemoveNIC(index int) error {
 	})
 }
 
-// Member identifies a link whose frames the classifier assigns to the class of
-// a share.
+// Member identifies a link. The classifier assigns its frames to the class of a share.
 type Member struct {
 	// Parent is the interface index of the NIC.
 	Parent int
@@ -410,7 +404,7 @@ type Member struct {
 	TrustMAC bool
 	// Addresses are the recorded addresses of the link.
 	Addresses []netip.Addr
-	// Assigned means that the link may use no other addresses, even if it has none currently.
+	// Assigned means that the link may not use other addresses, even if it currently does not have any.
 	Assigned bool
 	// Bridge permits frames between the link and other such links of the NIC.
 	Bridge bool
@@ -525,7 +519,7 @@ func (c *Classifier) Lookup(m Member) (send, receive uint32, err error) {
 	return link.Class, receive, nil
 }
 
-// ignoreMissing returns nil if err means that a map has no such key.
+// ignoreMissing returns nil if err means that a map does not have the key.
 func ignoreMissing(err error) error {
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return nil

@@ -70,9 +70,9 @@ func (c *Classifier) Ahead(index int, sent bool) (found []string, err error) {
 	return append(found, filters...), err
 }
 
-// BeforeSteering describes the programs and filters of other owners that the kernel runs before the filter of
-// NIC.Steer for frames that leave a NIC. Each can end the processing of a frame (TC_ACT_OK), so that the kernel does
-// not run the filter.
+// BeforeSteering describes the programs and filters of other owners that the kernel runs before the filter of NIC.Steer
+// for frames that leave a NIC. Each can end the processing of a frame (TC_ACT_OK), and the kernel then skips the
+// filter.
 func (c *Classifier) BeforeSteering(index int) (found []string, err error) {
 	d := egress()
 	own, err := pinnedProgram(linkPin(c.bpffs, index, d), index)
@@ -92,8 +92,8 @@ func (c *Classifier) BeforeSteering(index int) (found []string, err error) {
 	return append(found, filters...), err
 }
 
-// tcxPrograms returns the programs that the kernel runs by TCX for a direction of a NIC, in their order; none if it
-// has no TCX.
+// tcxPrograms returns the programs that the kernel runs by TCX for a direction of a NIC, in their order; none if the
+// kernel does not have TCX.
 func tcxPrograms(index int, d direction) (ids []ebpf.ProgramID, err error) {
 	programs, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: d.attach})
 	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) {
@@ -115,8 +115,8 @@ func describeTCX(id ebpf.ProgramID) string {
 	return fmt.Sprintf("TCX program %d (\"bpftool prog show id %d\" on the node shows its name)", id, id)
 }
 
-// filtersBefore describes the filters of other owners for a direction of a NIC whose priority is less than a number, so
-// that they run before.
+// filtersBefore describes the filters of other owners for a direction of a NIC that run earlier because their priority
+// is less than a number.
 func filtersBefore(index int, d direction, priority uint16) (found []string, err error) {
 	filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}, d.parent)
 	if rtnl.IsNotFound(err) {

@@ -21,8 +21,8 @@ import (
 // to use.
 const filterPriority = 0xd5a
 
-// filterHandle is the handle of this driver's filters. It is constant, so that a
-// new filter replaces the one of an earlier process.
+// filterHandle is the handle of this driver's filters. It is constant, so a new filter replaces an earlier process's
+// filter.
 const filterHandle = 1
 
 // filter is a filter of type bpf at an attach point of clsact on a link.
@@ -30,9 +30,8 @@ type filter struct {
 	link    int    // interface index
 	parent  uint32 // netlink.HANDLE_MIN_EGRESS or netlink.HANDLE_MIN_INGRESS
 	program *ebpf.Program
-	// redirectTo is the interface index of the link to which the filter redirects
-	// the frames that the program selects. If it is 0, the result of the program
-	// is the verdict on the frame (direct action).
+	// redirectTo is the interface index of the link that gets the frames that the program selects. If it is 0, the result
+	// of the program is the verdict on the frame (direct action).
 	redirectTo int
 }
 
@@ -49,8 +48,8 @@ func addClsact(link int) error {
 	return err
 }
 
-// replace creates the filter, or replaces the one of an earlier process in one
-// step. It builds the request itself, because netlink.BpfFilter has no actions.
+// replace creates the filter, or replaces an earlier process's filter in one step. It builds the request itself because
+// netlink.BpfFilter does not have actions.
 func (f filter) replace() error {
 	r := f.request(unix.RTM_NEWTFILTER, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
 	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)

@@ -23,8 +23,8 @@ import (
 // forwarded is the rate that the tests guarantee to frames that the node forwards.
 const forwarded = 200 * mega
 
-// newUplinkEnv returns a testEnv in which the node has an address on the NIC and
-// forwards, and a pod in the node's cluster network.
+// newUplinkEnv returns a testEnv with a forwarding node that has an address on the NIC, and a pod in the node's cluster
+// network.
 func newUplinkEnv(t *testing.T, config netdev.NICConfig) (e *testEnv, ordinary *nstest.Namespace) {
 	t.Helper()
 	e = newTestEnv(t, config)
@@ -75,7 +75,7 @@ func network(text string) *net.IPNet {
 	return n
 }
 
-// openStrongest loads the programs for the strongest key for which the kernel loads them.
+// openStrongest loads the programs for the strongest key that the kernel accepts them for.
 func openStrongest(bpffs string) (c *classify.Classifier, err error) {
 	for _, key := range classify.Keys() {
 		if c, err = classify.Open(bpffs, nil, classify.AttachClsact, key); err == nil {
@@ -250,15 +250,15 @@ func TestForwardedByNode_refusesAddressOfNICFromShare(t *testing.T) {
 	if err != nil || refused.Dropped["SourceMAC"] != 1 {
 		t.Errorf("Refusals of the share returned %+v and error %v, want SourceMAC once", refused, err)
 	}
-	// Those of the other link for neighbor discovery are among them.
+	// The other link's frames for neighbor discovery are among them.
 	if refused, err = e.node.Refusals(e.nic.Index, 0); err != nil || refused.Dropped["SourceMAC"] == 0 {
 		t.Errorf("Refusals of no share returned %+v and error %v, want SourceMAC", refused, err)
 	}
 }
 
-// A program of the cluster network that redirects the frames of pods to the NIC, as Cilium does, is
-// not refused on a NIC that forwards for the cluster network: such frames keep their socket, and have no route. On
-// other NICs, they look like the frames of a bridge with the NIC's address in a pod.
+// A program of the cluster network that redirects the frames of pods to the NIC, as Cilium does, is not refused on a
+// NIC that forwards for the cluster network: such frames keep their socket, and do not have a route. On other NICs,
+// they look like the frames of a bridge with the NIC's address in a pod.
 func TestForwardedByNode_permitsRedirectedFrames(t *testing.T) {
 	for name, rate := range map[string]uint64{"with forwarded": forwarded, "without": 0} {
 		t.Run(name, func(t *testing.T) {

@@ -27,8 +27,8 @@ type Hairpin struct {
 	Outer, Inner int // interface indexes
 }
 
-// AttachHairpin connects a hairpin to the programs of a NIC. It replaces the program that an
-// earlier process attached, without an interval in which none is attached.
+// AttachHairpin connects a hairpin to the programs of a NIC. It replaces the program that an earlier process attached,
+// without a gap.
 func (c *Classifier) AttachHairpin(nic int, h Hairpin) error {
 	if err := c.attachHairpinProgram(h.Inner); err != nil {
 		return fmt.Errorf("attach classifier to the hairpin of link %d: %w", nic, err)
@@ -64,9 +64,8 @@ func (c *Classifier) attachHairpinProgram(inner int) error {
 	return c.failpoints.Do("attach program", filter{link: inner, parent: ingress().parent, program: c.hairpin}.replace)
 }
 
-// hairpinMark returns the mark for an entry of a hairpin. It keeps the mark of an earlier process,
-// because frames with it may be in the hairpin, unless it equals other. Otherwise the mark is
-// random, so that a pod cannot guess it.
+// hairpinMark returns the mark for an entry of a hairpin. It keeps the mark of an earlier process, because frames with
+// it may be in the hairpin, unless it equals other. Otherwise, the mark is random and a pod cannot guess it.
 func (c *Classifier) hairpinMark(key, other uint32) (uint32, error) {
 	var present bpfHairpin
 	err := c.maps.DraSharedHairpins.Lookup(key, &present)

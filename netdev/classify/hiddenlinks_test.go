@@ -186,7 +186,7 @@ func TestAttack_briefListOfSenders(t *testing.T) {
 	expect(2)
 }
 
-// newTestEnvWithoutLists returns a testEnv whose programs do not read the lists of senders of links in mode source, as
+// newTestEnvWithoutLists returns a testEnv with programs that do not read the sender lists of links in mode source, as
 // on kernels that do not let them. The node then has to detect such links.
 func newTestEnvWithoutLists(t *testing.T) *testEnv {
 	t.Helper()
@@ -231,8 +231,8 @@ func addSourceLink(name string, parent, namespace int) error {
 	return err
 }
 
-// nest returns a namespace in which the pod has created or moved a link by f, which gets a
-// descriptor of the namespace and the pod's link. The node cannot see the namespace.
+// nest returns a namespace where the pod has created or moved a link with f, which gets a descriptor of the namespace
+// and the pod's link. The node cannot see the namespace.
 func (p *pod) nest(t *testing.T, f func(nested netlink.NsFd, net1 netlink.Link) error) *nstest.Namespace {
 	t.Helper()
 	nested := nstest.New(t)
@@ -332,7 +332,7 @@ func TestAttack_sourceModeInNestedNamespace(t *testing.T) {
 				t.Fatal(err)
 			}
 			e.inspect(false)
-			e.skip(10 * time.Second) // the shortest time for which the NIC stays guarded
+			e.skip(10 * time.Second) // the shortest time that the NIC stays guarded
 			e.inspect(false)
 			frame := classify.EtherTo(victim.attachment.MAC, e.wireMAC(), 0x0800,
 				classify.IPv4(wireIP, 17, 0, classify.UDP(1, 2)))

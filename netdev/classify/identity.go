@@ -45,22 +45,20 @@ func Reasons() []Reason { return slices.Clone(reasons[1:]) }
 // Policy is the treatment of frames on a NIC that do not carry the identity of their sender.
 type Policy struct {
 	Identity Identity
-	// Forwarding permits pods to forward frames, which have no socket. A frame must
-	// still have the MAC address of a link.
+	// Forwarding permits pods to forward frames, which do not have a socket. A frame must still have the MAC address of a
+	// link.
 	Forwarding bool
-	// Autoconf lets links receive router advertisements, and send from addresses whose second half
-	// results from their MAC address (EUI-64).
+	// Autoconf lets links receive router advertisements, and send from addresses with a second half that is derived from
+	// their MAC address (EUI-64).
 	Autoconf bool
-	// VLANs are the IDs of the VLANs whose tag frames may have.
+	// VLANs are the VLAN IDs that frames may be tagged with.
 	VLANs []uint16
-	// MACs are further addresses that every link may use. With MACs or Addresses, links may
-	// send VRRP.
+	// MACs are additional addresses that every link may use. With MACs or Addresses, links may send VRRP.
 	MACs []net.HardwareAddr
-	// Addresses are further networks whose addresses every link may use.
+	// Addresses are additional networks. Every link may use their addresses.
 	Addresses []netip.Prefix
-	// Subnets are the networks from which a link without recorded addresses may use
-	// addresses. Without Subnets, it may use all addresses that no other link has, except
-	// the IPv6 link-local addresses of others.
+	// Subnets are the networks with the addresses that a link may use if it does not have recorded addresses. Without
+	// Subnets, it may use any address that another link does not have, except other links' IPv6 link-local addresses.
 	Subnets []netip.Prefix
 	// NodeAddresses are addresses of the node, which no link may use.
 	NodeAddresses []netip.Addr
@@ -72,8 +70,8 @@ type Policy struct {
 	// receive the frames of senders that their pods list. While it is set, all pods
 	// see a random source MAC address in each frame.
 	Guarded bool
-	// GuardTime is how long Guarded stays set after the last link that made it necessary, rounded to seconds,
-	// so that a plugin that starts later can continue. The programs ignore it.
+	// GuardTime is how long Guarded stays set after the last link that made it necessary, rounded to seconds. A plugin
+	// that starts later uses it to continue. The programs ignore it.
 	GuardTime time.Duration
 }
 
@@ -211,8 +209,7 @@ func (c *Classifier) putHeld(nic NIC) error {
 // address.
 const ownerOfGateways uint64 = 0
 
-// AddGateways keeps links from using the addresses of gateways, except a link for which
-// such an address is recorded.
+// AddGateways keeps links from using gateways' addresses, except a link with such a recorded address.
 func (c *Classifier) AddGateways(parent int, gateways []netip.Addr) (failed error) {
 	for _, g := range gateways {
 		err := update(c.maps.DraSharedAddresses, addressKey(parent, g), ownerOfGateways, ebpf.UpdateNoExist)
@@ -223,8 +220,8 @@ func (c *Classifier) AddGateways(parent int, gateways []netip.Addr) (failed erro
 	return failed
 }
 
-// RemoveGatewaysExcept removes the addresses that AddGateways has added, except gateways, so that
-// links may use them again.
+// RemoveGatewaysExcept removes the addresses that AddGateways has added, except gateways. Links may then use them
+// again.
 func (c *Classifier) RemoveGatewaysExcept(parent int, gateways []netip.Addr) error {
 	kept := map[bpfAddress]uint64{}
 	for _, g := range gateways {
@@ -239,8 +236,7 @@ func (c *Classifier) RemoveGatewaysExcept(parent int, gateways []netip.Addr) err
 	return err
 }
 
-// replace puts entries into a map, and removes the other entries for which own
-// returns true.
+// replace puts entries into a map, and removes the other entries if own returns true for them.
 func replace[K, V comparable](m *ebpf.Map, wanted map[K]V, own func(K, V) bool) error {
 	present, err := entries[K, V](m)
 	if err != nil {
@@ -457,8 +453,8 @@ func (c *Classifier) addressesOf(m Member, value bpfLink) (keys []bpfAddress, er
 	return keys, err
 }
 
-// SetBlocked blocks or unblocks a link: a blocked link neither sends nor receives
-// unicast frames if its NIC enforces identity. It reports whether that changed.
+// SetBlocked blocks or unblocks a link: a blocked link does not send or receive unicast frames if its NIC enforces
+// identity. It reports whether that changed.
 func (c *Classifier) SetBlocked(m Member, blocked bool) (changed bool, err error) {
 	c.identities.Lock()
 	defer c.identities.Unlock()
@@ -541,8 +537,8 @@ func (c *Classifier) IsGateway(parent int, a netip.Addr) (bool, error) {
 	return err == nil && owner == ownerOfGateways, ignoreMissing(err)
 }
 
-// OwnerOf returns the MAC address of the link, or of the NIC, that has an address on a
-// NIC; nil if neither a link nor the NIC has it.
+// OwnerOf returns the MAC address of the link, or of the NIC, that has an address on a NIC; nil if no link has it and
+// the NIC does not have it either.
 func (c *Classifier) OwnerOf(parent int, a netip.Addr) (net.HardwareAddr, error) {
 	var number uint64
 	err := c.maps.DraSharedAddresses.Lookup(addressKey(parent, a), &number)

@@ -128,8 +128,7 @@ func newIdentityEnvWith(
 	return e
 }
 
-// send returns the reason for which the program refuses a frame, and whether it
-// dropped it.
+// send returns the reason why the program refuses a frame, and whether it dropped it.
 func (e identityEnv) send(frame []byte) (reason Reason, dropped bool) {
 	e.t.Helper()
 	before := e.refusals()
@@ -194,7 +193,7 @@ func udp(source, destination uint16) []byte {
 	return append(b, 0, 12, 0, 0, 1, 2, 3, 4)
 }
 
-// dhcp returns the UDP packet with which a DHCP client releases an address.
+// dhcp returns the UDP packet that a DHCP client releases an address with.
 func dhcp(mac net.HardwareAddr, address string) []byte {
 	message := make([]byte, 240)
 	message[0], message[1], message[2] = 1, 1, 6
@@ -209,7 +208,7 @@ func relayed(message []byte) []byte {
 	return message
 }
 
-// withoutAddressLength returns a DHCP message whose field for the client's address has no length (hlen).
+// withoutAddressLength returns a DHCP message without a length (hlen) for the client's address.
 func withoutAddressLength(message []byte) []byte {
 	message[8+2] = 0
 	return message
@@ -274,7 +273,7 @@ const (
 
 var nonce = []byte{14, 1, 1, 2, 3, 4, 5, 6}
 
-// sentFrame is a frame of a link, and the reason for which the programs drop it, or "".
+// sentFrame is a frame of a link, and the reason why the programs drop it, or "".
 type sentFrame struct {
 	frame []byte
 	want  Reason
@@ -654,8 +653,8 @@ func TestProgram_permitsWhatTheNetworkAllows(t *testing.T) {
 		},
 		"a packet socket of the node": {policy, func(n *NIC, m *Member) { n.HostCookie, m.Cookie = m.Cookie, 5 },
 			ether(nicMAC, 0x88b5, udp(1, 2)), ""},
-		// The kernel makes the frames of a test run as if they were sent through a link of the NIC. Those of
-		// the cluster network, which the node forwards, are in TestForwardedByNode_hasGuaranteeAndBorrows and
+		// The kernel makes the frames of a test run as if they were sent through a link of the NIC. Frames of the cluster
+		// network, which the node forwards, are in TestForwardedByNode_hasGuaranteeAndBorrows and
 		// TestForwardedByNode_permitsRedirectedFrames.
 		"the address of the NIC from another namespace, on a NIC that forwards": {
 			policy, func(n *NIC, m *Member) { n.Forwarded, m.Cookie = ForwardedByRoute, 5 },
@@ -679,7 +678,7 @@ func TestProgram_permitsWhatTheNetworkAllows(t *testing.T) {
 	}
 }
 
-// The frames of a test run have no route, and an Internet socket if they are IP.
+// The frames of a test run do not have a route, but have an Internet socket if they are IP.
 func TestProgram_needsRouteOfInternetSocket(t *testing.T) {
 	enforce := Policy{Identity: IdentityEnforce}
 	forwarding := Policy{Identity: IdentityEnforce, Forwarding: true}
@@ -766,7 +765,7 @@ func TestProgram_limitsARPOfSender(t *testing.T) {
 					passed++
 				}
 			}
-			seconds := time.Since(start).Seconds() // may be more than one, in which the limit is 1000
+			seconds := time.Since(start).Seconds() // may be more than one; the limit is 1000 per second
 			switch {
 			case tc.limited && (passed < 1000 || passed > 1000*(2+int(seconds))):
 				t.Errorf("%d of %d frames passed in %.1f s, want 1000 in each second", passed, frames, seconds)
@@ -818,8 +817,8 @@ func TestClassifier_SetBlocked(t *testing.T) {
 	}
 }
 
-// A link that a plugin with another configuration or an earlier release attached has other
-// entries than it should: then it has no class, so that the driver restores them.
+// A link that a plugin with another configuration or an earlier release attached has other entries than it should: then
+// it does not have a class, and the driver restores them.
 func TestClassifier_Lookup_comparesAllEntries(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*Classifier, *Member) error
@@ -863,8 +862,8 @@ func TestClassifier_Lookup_comparesAllEntries(t *testing.T) {
 	}
 }
 
-// A node whose NIC gets another MAC address and another IP address at the same time does not hold the former IP
-// address, which a link can then have.
+// If a node's NIC gets another MAC address and another IP address at the same time, the node does not hold the former
+// IP address, which a link can then have.
 func TestClassifier_SetPolicy_releasesAddressesOfFormerMAC(t *testing.T) {
 	e := newIdentityEnv(t, Policy{Identity: IdentityEnforce})
 	former, next := netip.MustParseAddr(nodeIP), netip.MustParseAddr(freeIP)

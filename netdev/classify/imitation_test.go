@@ -92,7 +92,7 @@ func expectBroadcastsOfHost(
 }
 
 // bridgeWith makes the link net1 a port of a bridge of the namespace that has an address, as a pod with CAP_NET_ADMIN
-// can. Frames of the bridge's own network stack have no ingress interface.
+// can. Frames of the bridge's own network stack do not have an ingress interface.
 func bridgeWith(mac net.HardwareAddr, port string, addresses ...string) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr = "br0", mac
@@ -110,8 +110,8 @@ func bridgeWith(mac net.HardwareAddr, port string, addresses ...string) error {
 	return nstest.ConfigureLink("br0", addresses...)
 }
 
-// imitateNode returns a namespace of a pod with a further link, which is a port of a bridge with the MAC and IP
-// address of the node.
+// imitateNode returns a namespace of a pod with another link, which is a port of a bridge with the node's MAC and IP
+// addresses.
 func (e *testEnv) imitateNode(p *pod) *nstest.Namespace {
 	e.t.Helper()
 	nested := p.nest(e.t, func(nested netlink.NsFd, net1 netlink.Link) error {
@@ -178,7 +178,7 @@ func TestAttack_deletedRouteWithAddressOfNIC(t *testing.T) {
 	nested := e.imitateNode(e.pod(0, 1, hardCap(100*mega), netdev.Private))
 	wire := listen(t, e.wire, "wire")
 	nested.Do(func() error { return delay("more", 5_000) })
-	for range 20 { // more than the queue sends at once
+	for range 20 { // more than the queue sends in one burst
 		nested.Do(func() error { return sendUDP(wireIP+":9", marker(1)) })
 	}
 	nested.Do(func() error {
@@ -260,7 +260,7 @@ func TestAttack_markOfHairpin(t *testing.T) {
 	})
 }
 
-// A pod cannot release the lease of another host of a DHCP server, nor request addresses for others.
+// A pod cannot release the lease of another host of a DHCP server, or request addresses for others.
 func TestAttack_messagesOfDHCPClient(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
@@ -331,7 +331,7 @@ func TestAttack_addressOfSiblingWithAddressOfNIC(t *testing.T) {
 	}
 }
 
-// The kernel of a pod sends ARP that has neither a socket nor a route.
+// The kernel of a pod sends ARP without a socket and without a route.
 func TestAttack_kernelARPWithForeignAddress(t *testing.T) {
 	for name, identity := range map[string]func(e *testEnv, victim *pod) (net.HardwareAddr, string){
 		"of a host, with the NIC's MAC address": func(e *testEnv, _ *pod) (net.HardwareAddr, string) {
@@ -393,8 +393,8 @@ func TestIdentity_nodeARPWithoutPin(t *testing.T) {
 	}
 }
 
-// Check keeps no maps open: Manage uses the maps that are pinned when it is called, and not maps whose pins the other
-// process has removed since Check.
+// Check does not keep maps open: Manage uses the maps that are pinned when it is called, and not maps that the other
+// process has unpinned since Check.
 func TestNode_Check_keepsNoMaps(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	next := newNode(t, netdev.Options{BPFFS: e.bpffs})
@@ -455,7 +455,7 @@ func (e *testEnv) sendsKernelARP(p *pod, mac net.HardwareAddr, ip string) bool {
 	return false
 }
 
-// A first fragment whose headers go on in the next one has no ports, although bytes follow in the frame.
+// A first fragment does not have ports if its headers go on in the next one, although bytes follow in the frame.
 func TestAttack_headersBehindPacket(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	attacker := e.pod(0, 1, hardCap(100*mega), netdev.Private)

@@ -29,7 +29,7 @@ func TestNode_Inspect_readsOneLinkForAddressOfAttachment(t *testing.T) {
 	p.hide(t, p.attachment.MAC, e.wireMAC())
 	requests := func() uint64 {
 		e.skip(time.Minute)
-		e.inspect(true) // looks up the addresses of further pods
+		e.inspect(true) // looks up the addresses of more pods
 		e.skip(time.Minute)
 		before := e.node.Messages().Sent
 		e.inspect(true)

@@ -14,9 +14,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// A share that floods itself, or is flooded, delays its other packets by at most 10 ms, or four frames at its rate
-// if that is longer, and those of another share by less than 1 ms, or no more than the same flood on the
-// loopback link does, which only uses processor time.
+// A share that floods itself, or is flooded, delays its other packets by at most 10 ms, or four frames at its rate if
+// that is longer. It delays another share's packets by less than 1 ms, or no more than the same flood on the loopback
+// link does, which only uses processor time.
 func TestLatency_ofFloodedShare(t *testing.T) {
 	for name, rate := range map[string]uint64{"8M": fairShare, "100M": 100 * mega} {
 		for _, direction := range []string{"sending", "receiving"} {

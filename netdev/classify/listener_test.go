@@ -48,7 +48,7 @@ func listenFor(t *testing.T, ns *nstest.Namespace, link string, protocol uint16)
 	return l
 }
 
-// marker ends each frame of an attack, so that it is found at the other end.
+// marker ends each frame of an attack, to find it at the other end.
 func marker(number int) []byte { return fmt.Appendf(nil, "attack %08d", number) }
 
 // saw reports whether a frame with a marker arrives within a time.

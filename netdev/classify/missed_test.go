@@ -58,7 +58,7 @@ func attachPoints(t *testing.T) []classify.AttachPoint {
 	return []classify.AttachPoint{classify.AttachClsact}
 }
 
-// newTestEnvAtPoint returns a testEnv whose programs are attached at an attach point.
+// newTestEnvAtPoint returns a testEnv with programs attached at an attach point.
 func newTestEnvAtPoint(t *testing.T, point classify.AttachPoint) *testEnv {
 	t.Helper()
 	o := optionsOfTrial(t, func(r *trial.Result) { r.AttachPoint = point })
@@ -252,7 +252,7 @@ func (e *testEnv) programs() (tcx, filters int) {
 	return len(programs.Programs), len(found)
 }
 
-// The interface index of a NIC can be that of an earlier one, of which pins remain.
+// The interface index of a NIC can be the same as an earlier one's, and the earlier one's pins remain.
 func TestNode_Manage_replacesPinOfMissingNIC(t *testing.T) {
 	needTCX(t)
 	e := newTestEnvAtPoint(t, classify.AttachTCX)

@@ -63,8 +63,8 @@ func (p *pod) bytesReceivedBy(name string) (n uint64) {
 	return n
 }
 
-// The NIC has one entry for both links in the list of addresses that it accepts. The link receives nothing if the
-// programs read its list of senders.
+// The NIC has one entry for both links in the list of addresses that it accepts. The link does not receive anything if
+// the programs read its list of senders.
 func TestNotPrevented_hiddenLinkWithAddressOfLinkOnVLAN(t *testing.T) {
 	e := newTestEnvWithoutLists(t)
 	attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)

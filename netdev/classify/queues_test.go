@@ -25,11 +25,11 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// queuePerShare runs all tests of the package on NICs with an HTB qdisc per transmit queue. Those that
-// borrow bandwidth, and those of the node's own traffic, expect one for the whole NIC.
+// queuePerShare runs all tests of the package on NICs with an HTB qdisc per transmit queue. Tests that borrow
+// bandwidth, and tests of the node's own traffic, expect one for the whole NIC.
 var queuePerShare = flag.Bool("queue-per-share", false, "give NICs four transmit queues, and shares a home queue")
 
-// withXPS is a further way to run them: the kernel would send all frames through one queue.
+// withXPS is another way to run them: the kernel would send all frames through one queue.
 var withXPS = flag.Bool("xps", false, "with -queue-per-share, make XPS choose one transmit queue for all frames")
 
 // nicQueues is how many transmit queues a NIC with home queues has.
@@ -41,8 +41,8 @@ func (e *testEnv) trees() shape.Trees {
 	return trees
 }
 
-// newQueuesEnv returns a testEnv whose NIC has home queues. It skips the test if the kernel does not steer
-// frames to them.
+// newQueuesEnv returns a testEnv with home queues on its NIC. It skips the test if the kernel does not steer frames to
+// them.
 func newQueuesEnv(t *testing.T) *testEnv {
 	t.Helper()
 	e := newTestEnv(t, netdev.NICConfig{QueuePerShare: true, Policy: enforced().Policy})
@@ -57,8 +57,8 @@ func newQueuesEnv(t *testing.T) *testEnv {
 	return e
 }
 
-// strays returns how many frames came to a queue other than that of their class, on the NIC and its IFB
-// device: the frames that such a queue dropped, and the bytes of unidentified frames.
+// strays returns how many frames reached a queue without their class, on the NIC and its IFB device: the frames that
+// such a queue dropped, and the bytes of unidentified frames.
 func (e *testEnv) strays() (frames, unidentifiedBytes uint64) {
 	e.t.Helper()
 	ifb, err := netlink.LinkByName(shape.IFBName(e.nic.Name))
@@ -81,7 +81,7 @@ func (e *testEnv) strays() (frames, unidentifiedBytes uint64) {
 	return frames, unidentifiedBytes
 }
 
-// expectNoStrays fails the test if frames came to queues other than those of their classes during f.
+// expectNoStrays fails the test if frames reached queues without their classes during f.
 func (e *testEnv) expectNoStrays(f func()) {
 	e.t.Helper()
 	framesBefore, bytesBefore := e.strays()
@@ -220,9 +220,8 @@ func TestQueues_framesStrayWithoutFilter(t *testing.T) {
 	e.expectNoStrays(func() { e.sendInManyWays(p) })
 }
 
-// A program of another owner, such as that of Cilium, that ends the processing of frames (TC_ACT_OK) keeps the filter
-// from choosing their queue: the NIC then keeps one queue, or, if it has shares already, the condition names the
-// program.
+// A program of another owner, such as Cilium, that ends the processing of frames (TC_ACT_OK) keeps the filter from
+// choosing their queue: the NIC then keeps one queue, or, if it has shares already, the condition names the program.
 func TestQueues_otherProgramEndsProcessing(t *testing.T) {
 	for name, tc := range map[string]struct {
 		attach attachForeign
@@ -327,7 +326,7 @@ func (e *testEnv) floodAll(pods []*pod, duration time.Duration) {
 	floods.Wait()
 }
 
-// The rate at which each share receives is exact, too.
+// Each share's receive rate is exact, too.
 func TestQueues_limitReceivingShares(t *testing.T) {
 	const tolerance = 1.02
 	e := newQueuesEnv(t)
@@ -428,7 +427,7 @@ func inMega(rates []float64) (scaled []float64) {
 	return scaled
 }
 
-// restored restores the attachments of pods, whose shares are numbered from 0, if the NIC has changed.
+// restored restores the attachments of pods if the NIC has changed. The pods' shares are numbered from 0.
 func (e *testEnv) restored(node *netdev.Node, pods []*pod, rates shape.Rates) (changed bool) {
 	e.t.Helper()
 	changed, err := node.Manage(e.config)

@@ -177,19 +177,19 @@ func TestIdentity_delayedRepliesWithAddressOfNIC(t *testing.T) {
 	copy(packet[16:20], net.ParseIP(nodeIP).To4())
 	binary.BigEndian.PutUint16(packet[10:], checksum(packet[:20]))
 	request := classify.EtherTo(p.Interface("in0").HardwareAddr, p.Interface("in1").HardwareAddr, 0x0800, packet)
-	for range 20 { // more than the queue sends at once
+	for range 20 { // more than the queue sends in one burst
 		sendRaw(p.Namespace, "in1", request)
 	}
 	if wire.saw(marker(1), 3*time.Second) {
 		t.Error("a reply with the addresses of the node arrived at the wire")
 	}
-	refused, err := e.node.Refusals(e.nic.Index, 0) // a reply that was delayed shows no share
+	refused, err := e.node.Refusals(e.nic.Index, 0) // a reply that was delayed does not show the share
 	if err != nil || refused.Dropped["SourceMAC"] == 0 {
 		t.Errorf("Refusals returned %+v and error %v, want SourceMAC: does the kernel of the pod reply?", refused, err)
 	}
 }
 
-// delay makes a link of the current namespace send no more than a rate in bit/s, so that frames wait.
+// delay limits the send rate of a link of the current namespace, in bit/s, and frames wait.
 func delay(name string, rate uint64) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -271,8 +271,8 @@ func (e *testEnv) hostBytes() uint64 {
 	return state.SentBytes
 }
 
-// With SYN cookies, which the kernel uses while a listener is flooded, its answers have no
-// socket of the listener.
+// With SYN cookies, which the kernel uses while a listener is flooded, its answers do not have a socket of the
+// listener.
 func TestIdentity_synCookiesPass(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)

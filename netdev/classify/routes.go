@@ -16,12 +16,12 @@ import (
 // NIC.
 //
 // The kernel releases a route before a frame waits in a queue, unless a filter of a qdisc may read it. KeepRoutes adds
-// such a filter, and removes it again: the NIC keeps the property (netif_keep_dst). The filter selects no class.
+// such a filter, and removes it again: the NIC keeps the property (netif_keep_dst). The filter does not select a class.
 func KeepRoutes(index int, qdisc uint32) error {
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "dra_shared_keep", Type: ebpf.SchedCLS, License: "MIT",
 		Instructions: asm.Instructions{
-			asm.FnGetRouteRealm.Call(), // by which the kernel knows that the program reads the route
+			asm.FnGetRouteRealm.Call(), // tells the kernel that the program reads the route
 			asm.Mov.Imm(asm.R0, int32(netlink.TC_ACT_UNSPEC)), asm.Return(),
 		},
 	})

@@ -221,7 +221,7 @@ func TestAttack_checksumOverCheckedField(t *testing.T) {
 	}
 }
 
-// NICs fill frames that are too short, so that a frame that ends in its header is valid on the network.
+// NICs pad frames that are too short, so a frame that ends in its header is valid on the network.
 func TestAttack_frameThatEndsInItsHeader(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	attacker := e.pod(0, 1, hardCap(100*mega), netdev.Private)

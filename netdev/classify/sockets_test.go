@@ -256,8 +256,8 @@ func setSegmentSize(c *net.UDPConn, size int) error {
 	return errors.Join(err, failed)
 }
 
-// A pod can copy what its kernel sends to its link. The copies have no socket, but a route of the pod. Neighbor
-// discovery that is longer than necessary counts for the share, so that few pods cannot fill the class of
+// A pod can copy what its kernel sends to its link. The copies do not have a socket, but have a route of the pod.
+// Neighbor discovery that is longer than necessary counts for the share, so a few pods cannot fill the class of
 // neighbor discovery.
 func TestAttack_longSolicitations(t *testing.T) {
 	needRoutes(t)
@@ -294,7 +294,7 @@ func TestAttack_longSolicitations(t *testing.T) {
 	})
 }
 
-// copyFrames creates the link "copied", whose frames a program copies to net1, and a neighbor fd00:21::2 there.
+// copyFrames creates the link "copied", and a neighbor fd00:21::2 there. A program copies the link's frames to net1.
 func copyFrames(source, destination net.HardwareAddr) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr = "copied", source

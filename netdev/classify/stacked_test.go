@@ -19,8 +19,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 )
 
-// A VLAN and a bond have no hardware queues, and frames reach them through the
-// attach points of the NIC below.
+// A VLAN and a bond do not have hardware queues, and frames reach them through the attach points of the NIC below.
 func TestTraffic_onStackedNICIsLimitedToGrant(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -90,8 +89,8 @@ func TestIdentity_permitsVLANsOfNode(t *testing.T) {
 	}
 }
 
-// moveAddressToVLAN creates a VLAN on a link of the current namespace, and moves
-// the address wireIP, and further ones, to it.
+// moveAddressToVLAN creates a VLAN on a link of the current namespace, and moves the address wireIP, and more
+// addresses, to it.
 func moveAddressToVLAN(parent string, id int, further ...string) error {
 	link, err := netlink.LinkByName(parent)
 	if err != nil {
@@ -181,7 +180,7 @@ func TestSent_ARPOfNodeWithNewAddress(t *testing.T) {
 	}
 }
 
-// A bridge with an address of its own, which no port has, accepts that address. It is not that of a hidden link.
+// A bridge accepts its own address, even if none of its ports has it. The address does not belong to a hidden link.
 func TestInspect_ofBridgeWithOwnAddress(t *testing.T) {
 	_, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16")
 	nstest.Bridge(t, "br0", "nic0")

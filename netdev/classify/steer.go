@@ -15,13 +15,12 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
-// A device with an HTB qdisc per transmit queue has a filter at the attach point of clsact for frames that
-// leave, behind the program that writes their class. The action of the filter takes the transmit
-// queue of a frame from its hash, in which the program has written the queue of the class. Then
-// neither XPS, nor the driver of the NIC, nor the socket of the sender chooses another queue (Linux
-// 5.19, tried by package trial).
+// A device with an HTB qdisc per transmit queue has a filter at the clsact attach point for frames that leave, behind
+// the program that writes their class. The program writes the queue of the class to the hash of a frame, and the
+// filter's action takes the frame's transmit queue from there. XPS, the NIC's driver, and the sender's socket then
+// cannot choose another queue (Linux 5.19, tried by package trial).
 
-// steerPriority is the priority of the filter, the next after that of the classifier.
+// steerPriority is the priority of the filter, the next after the classifier's.
 const steerPriority = filterPriority + 1
 
 // steeredQueues is the number of values of the bits of the hash that name the queue.

@@ -15,8 +15,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 )
 
-// linksDir is the directory of the pinned BPF links below that of the pins. It has no
-// version, so that a later release replaces the programs of an earlier one.
+// linksDir is the directory of the pinned BPF links below the pin directory. Its name does not have a version, so a
+// later release replaces the programs of an earlier one.
 const linksDir = "links"
 
 // linkPin returns the path of the pin that keeps a program attached after its process has

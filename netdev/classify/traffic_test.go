@@ -48,7 +48,7 @@ type testEnv struct {
 	node  *netdev.Node
 	nic   netdev.NIC
 	wire  *nstest.Namespace
-	// config is the configuration under which node manages the NIC.
+	// config is the configuration that node manages the NIC with.
 	config netdev.NICConfig
 
 	mu      *sync.Mutex
@@ -86,7 +86,7 @@ func newTestEnvOn(
 	return newTestEnvWith(t, netdev.Options{BPFFS: bpffs, Keys: keys}, nic, wire, config)
 }
 
-// newTestEnvWith returns a testEnv whose Node has the options o.
+// newTestEnvWith returns a testEnv with a Node that has the options o.
 func newTestEnvWith(
 	t *testing.T, o netdev.Options, nic netdev.NIC, wire *nstest.Namespace, config netdev.NICConfig,
 ) *testEnv {
@@ -216,14 +216,14 @@ func (e *testEnv) toPod(p *pod) nstest.Flow {
 // 1500 bytes.
 const payloadRatio = 1448.0 / 1514
 
-// expectRate fails the test unless a measured payload rate is within 6% of a
-// granted rate. An emulated machine need not reach the granted rate.
+// expectRate fails the test unless a measured payload rate is within 6% of a granted rate. An emulated machine does not
+// need to reach the granted rate.
 func (e *testEnv) expectRate(flow string, got float64, granted uint64) {
 	e.t.Helper()
 	e.expectRateWithin(flow, got, granted, 0.06)
 }
 
-// expectRateWithin is expectRate with the part by which the rate may differ.
+// expectRateWithin is expectRate with the part that the rate may differ by.
 func (e *testEnv) expectRateWithin(flow string, got float64, granted uint64, tolerance float64) {
 	e.t.Helper()
 	want := float64(granted) * payloadRatio
@@ -421,7 +421,7 @@ func (e *testEnv) bytesOf(device, share int) uint64 {
 	return state.SentBytes
 }
 
-// needTCX skips the test if the kernel has no TCX (Linux 6.6 or newer); see package kernelcheck.
+// needTCX skips the test if the kernel does not have TCX (Linux 6.6 or newer); see package kernelcheck.
 func needTCX(t *testing.T) {
 	t.Helper()
 	if !hasTCX(t) {
@@ -460,9 +460,9 @@ func needKey(t *testing.T, key classify.Key) {
 	}
 }
 
-// needCookie skips a test on kernels whose only key is the address, which does not distinguish the
-// frames of a share from frames that carry the address of another. See
-// TestRawFrames_useClassOfForgedAddressOnlyWithoutCookie, and package kernelcheck.
+// needCookie skips a test on kernels with the address as the only key, which does not distinguish the frames of a share
+// from frames that carry another share's address. See TestRawFrames_useClassOfForgedAddressOnlyWithoutCookie, and
+// package kernelcheck.
 func (e *testEnv) needCookie() {
 	e.t.Helper()
 	if key := e.node.ClassifierKey(); !key.HasCookie() {
@@ -472,7 +472,7 @@ func (e *testEnv) needCookie() {
 
 func (e *testEnv) wireMAC() net.HardwareAddr { return e.wire.Interface("wire").HardwareAddr }
 
-// arrivalRate runs f and returns the rate at which frames arrive at the wire meanwhile.
+// arrivalRate runs f and returns the rate of the frames that arrive at the wire meanwhile.
 func (e *testEnv) arrivalRate(f func() error) float64 {
 	e.t.Helper()
 	before, start := e.wireBytes(), time.Now()
@@ -537,8 +537,7 @@ func (e *testEnv) expectForgedFramesHeld(attacker, victim *pod) {
 	}
 }
 
-// flood sends raw frames with the address source from a pod, and returns the rate
-// at which they arrive at the wire.
+// flood sends raw frames with the address source from a pod, and returns their arrival rate at the wire.
 func (e *testEnv) flood(p *pod, source net.HardwareAddr, bypass bool) float64 {
 	e.t.Helper()
 	return e.arrivalRate(func() error {
@@ -599,7 +598,7 @@ func TestForwardedFrames_useShareOnlyIfMACIsTrusted(t *testing.T) {
 	}
 }
 
-// namespaceBehind returns a namespace whose traffic a pod forwards.
+// namespaceBehind returns a namespace. A pod forwards its traffic.
 func (e *testEnv) namespaceBehind(router *pod) *nstest.Namespace {
 	e.t.Helper()
 	inner := nstest.New(e.t)
@@ -687,8 +686,8 @@ func TestNeighborDiscovery_isFastWhileShareIsFull(t *testing.T) {
 	flow := e.fromPod(full)
 	flow.Duration = 2 * time.Second
 	go func() { done <- e.measure(flow) }()
-	// The other pod has no neighbor entry for the wire yet, so these connections
-	// need ARP for IPv4 and neighbor discovery for IPv6.
+	// The other pod does not have a neighbor entry for the wire yet, so these connections need ARP for IPv4 and neighbor
+	// discovery for IPv6.
 	for _, address := range []string{e.address(wireIP), e.address("fd00:20::fe")} {
 		start := time.Now()
 		e.measure(nstest.Flow{

@@ -12,11 +12,10 @@ import (
 )
 
 const (
-	// memoryAttempts is how often update tries to add an entry for which the kernel has no
-	// memory.
+	// memoryAttempts is how often update tries to add an entry when the kernel does not have memory for it.
 	memoryAttempts = 8
-	// memoryWait is the time before the second attempt. Each wait is twice as long as the
-	// one before, so that update takes at most 127 ms.
+	// memoryWait is the time before the second attempt. Each wait is twice as long as the one before, so update takes at
+	// most 127 ms.
 	memoryWait = time.Millisecond
 )
 

@@ -4,9 +4,9 @@
 // Package dad detects duplicate addresses: it probes the network of a NIC for other hosts with an
 // address that a link has or is about to get (RFC 5227 for IPv4, RFC 4862 section 5.4 for IPv6).
 //
-// It sends the probes from the NIC, in the node's namespace, so that it can probe before the link
-// exists. The probes name no sender address, so that no host on the network learns a wrong MAC
-// address from them. frames.go builds and parses the frames, socket.go sends and receives them.
+// It sends the probes from the NIC, in the node's namespace, so it can probe before the link exists. The probes do not
+// contain a sender address, so hosts on the network do not learn a wrong MAC address from them. frames.go builds and
+// parses the frames, socket.go sends and receives them.
 package dad
 
 import (
@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// NIC is the NIC whose network is probed.
+// NIC is the NIC on the probed network.
 type NIC struct {
 	Index int // interface index
 	MAC   net.HardwareAddr
@@ -32,7 +32,7 @@ type NIC struct {
 // Target is an address that a link has or is about to get.
 type Target struct {
 	Address netip.Addr
-	// MAC is the MAC address of the link, whose own answers do not count.
+	// MAC is the link's MAC address. The link's own answers do not count.
 	MAC net.HardwareAddr
 }
 

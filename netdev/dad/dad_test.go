@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m, nstest.User) }
 
-// wait is how long the tests wait for answers. Hosts in namespaces answer at once.
+// wait is how long the tests wait for answers. Hosts in namespaces answer immediately.
 const wait = 2 * time.Second
 
 // target returns a target with the MAC address of a link that does not exist.

@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// family is the protocol with which addresses of an IP family are probed.
+// family is the protocol that probes addresses of an IP family.
 type family struct {
 	is4       bool
 	etherType uint16
-	// group is the multicast MAC address to which hosts answer, if any.
+	// group is the multicast MAC address that hosts answer to, if any.
 	group net.HardwareAddr
 	// probe returns a frame that probes an address.
 	probe func(mac net.HardwareAddr, address netip.Addr) []byte
@@ -85,8 +85,8 @@ func parseARP(frame []byte) (address netip.Addr, mac net.HardwareAddr, ok bool) 
 	return address, mac, true
 }
 
-// neighborSolicitation returns the message with which a host detects duplicates (RFC
-// 4862, section 5.4.2): it has no source address.
+// neighborSolicitation returns the message that a host detects duplicates with (RFC 4862, section 5.4.2): it does not
+// have a source address.
 func neighborSolicitation(mac net.HardwareAddr, address netip.Addr) []byte {
 	target := address.As16()
 	group := [16]byte{0xff, 0x02, 11: 1, 12: 0xff, 13: target[13], 14: target[14], 15: target[15]}
@@ -115,8 +115,8 @@ func checksum(to [16]byte, message []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// parseNeighborDiscovery parses a neighbor advertisement, and a neighbor solicitation
-// without a source address, whose sender claims the address that it asks for.
+// parseNeighborDiscovery parses a neighbor advertisement, and a neighbor solicitation without a source address: its
+// sender claims the address that it asks for.
 func parseNeighborDiscovery(frame []byte) (address netip.Addr, mac net.HardwareAddr, ok bool) {
 	if len(frame) < ethernetSize+ipv6Size+ndSize {
 		return address, nil, false

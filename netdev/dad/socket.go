@@ -16,7 +16,7 @@ import (
 
 // open returns a packet socket for the frames of the family on a NIC.
 func (f family) open(nic NIC) (*os.File, error) {
-	// Without a protocol, it receives nothing until the filter is set.
+	// Without a protocol, it does not receive anything until the filter is set.
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if errors.Is(err, unix.EPERM) {
 		return nil, fmt.Errorf("open a packet socket: %w: does the plugin have CAP_NET_RAW?", err)
@@ -46,8 +46,8 @@ func (f family) configure(fd int, nic NIC) error {
 	return packetsocket.Bind(fd, f.etherType, nic.Index)
 }
 
-// neighborDiscovery is a filter that accepts what parseNeighborDiscovery parses, so that
-// other IPv6 traffic of the NIC does not fill the socket.
+// neighborDiscovery is a filter that accepts what parseNeighborDiscovery parses, and keeps the NIC's other IPv6 traffic
+// from filling the socket.
 var neighborDiscovery = []bpf.Instruction{
 	bpf.LoadAbsolute{Off: ethernetSize + 6, Size: 1},
 	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_ICMPV6, SkipTrue: 4},

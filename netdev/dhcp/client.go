@@ -38,8 +38,8 @@ type Route struct {
 type Lease struct {
 	Times
 	Address netip.Prefix
-	// Server is the identifier of the server: one of its addresses. ServerMAC is the MAC address
-	// from which its answers came, that of the server or of a relay.
+	// Server is the identifier of the server: one of its addresses. ServerMAC is the MAC address that its answers came
+	// from: the server's or a relay's.
 	Server    netip.Addr
 	ServerMAC net.HardwareAddr
 	// Routes are the classless static routes (option 121) except a default route.
@@ -105,7 +105,7 @@ func (c Client) Acquire(ctx context.Context, conn *Conn) (Lease, error) {
 		return Lease{}, err
 	}
 	defer client.Close()
-	// The link has no address that the server could send answers to.
+	// The link does not have an address that the server could send answers to.
 	modifiers := append(c.options(), dhcpv4.WithBroadcast(true), dhcpv4.WithRequestedOptions(requested...))
 	at := SinceBoot()
 	answer, err := client.Request(ctx, modifiers...)
@@ -153,10 +153,10 @@ func (c Client) Renew(ctx context.Context, conn *Conn, lease Lease, state State)
 	return renewed, err
 }
 
-// answersRenewal reports whether a message is an answer to the client of a lease that extends it. Others come
+// answersRenewal reports whether a message answers the client of a lease and extends the lease. Other messages come
 // from a server, host, or pod that did not lease the address:
-//   - A server does not confirm an address other than that of the lease (RFC 2131, section 4.4.5).
-//   - In the state Renewing, the client has asked one server, so that no other can refuse.
+//   - A server does not confirm an address other than the leased one (RFC 2131, section 4.4.5).
+//   - In the state Renewing, the client has asked one server, so no other server can refuse.
 func answersRenewal(m *dhcpv4.DHCPv4, lease Lease, state State) bool {
 	switch m.MessageType() {
 	case dhcpv4.MessageTypeAck:
@@ -213,8 +213,8 @@ func newLease(at time.Duration, ack *dhcpv4.DHCPv4, conn *Conn) (l Lease, err er
 	return l, nil
 }
 
-// newRoute returns a route of the server. ok is false for a default route: that of a pod belongs to
-// the cluster network.
+// newRoute returns a route of the server. ok is false for a default route: a pod's default route belongs to the cluster
+// network.
 func newRoute(r *dhcpv4.Route) (route Route, ok bool) {
 	destination, ok := netip.AddrFromSlice(r.Dest.IP.To4())
 	bits, _ := r.Dest.Mask.Size()
@@ -231,8 +231,8 @@ func newRoute(r *dhcpv4.Route) (route Route, ok bool) {
 	return Route{Destination: netip.PrefixFrom(destination, bits).Masked(), Gateway: gateway}, true
 }
 
-// Decline reports to the server that another host has the address (DHCPDECLINE), so that it leases
-// another one. It closes conn.
+// Decline reports to the server that another host has the address (DHCPDECLINE), so it leases another one. Decline
+// closes conn.
 func (c Client) Decline(conn *Conn, lease Lease) error {
 	defer conn.Close()
 	conn.sendTo(broadcast)

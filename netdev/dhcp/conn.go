@@ -21,25 +21,24 @@ import (
 
 var broadcast = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
-// Conn sends and receives the messages of one link through a packet socket, so that the link
-// needs no address. It is the raw connection of nclient4: packets begin with the IP header.
+// Conn sends and receives the messages of one link through a packet socket, so the link does not need an address. It is
+// the raw connection of nclient4: packets begin with the IP header.
 type Conn struct {
 	file  *os.File
 	raw   syscall.RawConn
 	index int // of the link, in the namespace of the socket
 
 	mu sync.Mutex
-	// to is the MAC address to which packets are sent.
+	// to is the MAC address that packets are sent to.
 	to net.HardwareAddr
-	// macs are the MAC addresses from which answers came, by the identifier of the server.
+	// macs are the MAC addresses that answers came from, by server identifier.
 	macs map[netip.Addr]net.HardwareAddr
 }
 
 var _ net.PacketConn = (*Conn)(nil)
 
-// NewConn returns a connection for the link with an interface index in the namespace in which
-// socket was opened: a packet socket of type SOCK_DGRAM without a protocol. It duplicates the
-// descriptor, which remains the caller's.
+// NewConn returns a connection for the link with an interface index in socket's namespace. socket is a packet socket of
+// type SOCK_DGRAM without a protocol. NewConn duplicates the descriptor, which remains the caller's.
 func NewConn(socket *os.File, index int) (*Conn, error) {
 	fd, err := unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -90,8 +89,7 @@ func (c *Conn) sendTo(mac net.HardwareAddr) {
 	c.to = mac
 }
 
-// macOf returns the MAC address from which the last answer of a server came, or nil: that of the
-// server or of a relay.
+// macOf returns the MAC address that a server's last answer came from, or nil. It belongs to the server or to a relay.
 func (c *Conn) macOf(server netip.Addr) net.HardwareAddr {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -117,8 +115,7 @@ func (c *Conn) ReadFrom(packet []byte) (n int, from net.Addr, err error) {
 	return n, c.LocalAddr(), nil
 }
 
-// remember records the MAC address from which an answer of a server came. The filter has checked
-// the headers.
+// remember records the MAC address that a server's answer came from. The filter has checked the headers.
 func (c *Conn) remember(packet []byte, mac []byte) {
 	const udpSize = 8
 	header := int(packet[0]&0xf) * 4
@@ -153,8 +150,8 @@ func (c *Conn) send(packet []byte, protocol uint16, to net.HardwareAddr) (err er
 	return errors.Join(rawErr, os.NewSyscallError("sendto", err))
 }
 
-// Announce sends gratuitous ARP (RFC 5227, section 3) for an address of the link, so that hosts on
-// the network replace the MAC address that the address had in another pod.
+// Announce sends gratuitous ARP (RFC 5227, section 3) for an address of the link. Hosts on the network then replace the
+// MAC address that the address had in another pod.
 func (c *Conn) Announce(mac net.HardwareAddr, address netip.Addr) error {
 	ip := address.As4()
 	packet := []byte{0, 1, 8, 0, 6, 4, 0, 1} // Ethernet, IPv4, sizes of the addresses, request
@@ -166,7 +163,7 @@ func (c *Conn) Announce(mac net.HardwareAddr, address netip.Addr) error {
 // Close implements net.PacketConn.
 func (c *Conn) Close() error { return c.file.Close() }
 
-// LocalAddr implements net.PacketConn. The address has no meaning.
+// LocalAddr implements net.PacketConn. The address does not mean anything.
 func (c *Conn) LocalAddr() net.Addr { return &net.UDPAddr{Port: dhcpv4.ClientPort} }
 
 // SetDeadline implements net.PacketConn.

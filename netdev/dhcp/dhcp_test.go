@@ -45,7 +45,7 @@ type pod struct {
 	client dhcp.Client
 }
 
-// newPod creates a macvlan of a NIC in a namespace, which is up and has no address.
+// newPod creates a macvlan of a NIC in a namespace. The macvlan is up and does not have an address.
 func newPod(t *testing.T, nic int, uid string) *pod {
 	t.Helper()
 	p := &pod{ns: nstest.New(t)}

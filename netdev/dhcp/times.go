@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Times are the times at which the client of a lease acts, as durations since the node booted.
-// Unlike the time of day, that clock does not jump, and it continues while the node is suspended.
+// Times are the times when the client of a lease acts, as durations since the node booted. Unlike the time of day, that
+// clock does not jump, and it continues while the node is suspended.
 type Times struct {
 	// Renew (T1) is when the client asks the server that leased the address, Rebind (T2) when it
 	// asks all servers, and Expires when it may no longer use the address. They are Never for
@@ -87,7 +87,7 @@ func (t Times) Wait(now time.Duration, attempted bool, fuzz float64) time.Durati
 	if next == Never {
 		return Never
 	}
-	if state == Bound { // at T1, or up to an eighth of the time to T2 later, so that clients spread their requests
+	if state == Bound { // at T1, or up to an eighth of the time to T2 later: clients spread their requests
 		return next - now + spread((t.Rebind-t.Renew)/8, fuzz)
 	}
 	if !attempted {
@@ -102,9 +102,8 @@ func (t Times) Wait(now time.Duration, attempted bool, fuzz float64) time.Durati
 
 func spread(d time.Duration, fuzz float64) time.Duration { return time.Duration(float64(d) * fuzz) }
 
-// Backoff returns how long a client without a lease waits after a number of attempts: 4 s after the
-// first, twice as long after each further one, and at most a minute (RFC 2131, section 4.1). fuzz is
-// from 0 to 1.
+// Backoff returns how long a client without a lease waits after a number of attempts: 4 s after the first, twice as
+// long after each subsequent one, and at most a minute (RFC 2131, section 4.1). fuzz is from 0 to 1.
 func Backoff(attempts int, fuzz float64) time.Duration {
 	wait := maxRetry
 	if attempts < 5 {

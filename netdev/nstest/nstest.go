@@ -43,10 +43,9 @@ const (
 // that it starts in the new namespaces.
 const insideVariable = "NSTEST_INSIDE"
 
-// Main runs the tests in a new network namespace and exits. Call it from
-// TestMain. If the process lacks the privilege, Main prints the reason and skips all
-// tests. If the environment variable CI is set, it fails instead, because a package
-// whose tests do not run looks like one whose tests pass.
+// Main runs the tests in a new network namespace and exits. Call it from TestMain. If the process lacks the privilege,
+// Main prints the reason and skips all tests. If the environment variable CI is set, it fails instead: skipped tests
+// would look like passing ones.
 func Main(m *testing.M, need Privilege) {
 	if os.Getenv(insideVariable) != "" {
 		os.Exit(m.Run())
@@ -100,7 +99,7 @@ type Namespace struct {
 	Socket *rtnl.Conn // opened in the namespace
 }
 
-// New creates a namespace in which only the loopback interface exists and is up.
+// New creates a namespace with only the loopback interface, which is up.
 func New(t testing.TB) *Namespace {
 	t.Helper()
 	ns := &Namespace{t: t}
@@ -122,8 +121,8 @@ func New(t testing.TB) *Namespace {
 	return ns
 }
 
-// Close closes the descriptor and the socket, so that the namespace ends. The
-// test calls it at its end; call it to end the namespace earlier.
+// Close closes the descriptor and the socket, and the namespace ends. The test calls it at its end; call it to end the
+// namespace earlier.
 func (ns *Namespace) Close() {
 	_ = ns.Socket.Close()
 	_ = ns.File.Close()
@@ -218,9 +217,9 @@ func NICWithQueues(
 	return FindNIC(t, name), wire
 }
 
-// unusedIndex returns an interface index that no link of the current namespace has, and no
-// first link of another namespace: if both ends of a veth pair have the same index, the kernel
-// may take a second to notice the carrier of the pair, and IPv6 does not work until then.
+// unusedIndex returns an interface index that is not used by a link of the current namespace or by the first link of
+// another one: if both ends of a veth pair have the same index, the kernel may take a second to notice the carrier of
+// the pair, and IPv6 does not work until then.
 func unusedIndex(t testing.TB) int {
 	t.Helper()
 	links, err := netlink.LinkList()
@@ -265,8 +264,7 @@ func AddClsact(index int) error {
 	return err
 }
 
-// FindNIC returns a NIC of the test's own namespace from netdev.Inventory. It has
-// no attributes from sysfs.
+// FindNIC returns a NIC of the test's own namespace from netdev.Inventory. It does not have attributes from sysfs.
 func FindNIC(t testing.TB, name string) netdev.NIC {
 	t.Helper()
 	return FindNICIn(t, netdev.NewInventory("/sys"), name)
@@ -303,7 +301,7 @@ func (ns *Namespace) Interface(name string) (found *net.Interface) {
 	return found
 }
 
-// Current returns the namespace in which the test itself runs.
+// Current returns the namespace that the test itself runs in.
 func Current(t testing.TB) *Namespace {
 	t.Helper()
 	f, err := os.Open("/proc/thread-self/ns/net")
@@ -344,8 +342,8 @@ func NamespaceExists(id int) (bool, error) {
 	return conn.NamespaceExists(id)
 }
 
-// Emulated reports whether the test runs on a processor that QEMU emulates. Rates
-// there are a fraction of those of a real machine, and vary with its load.
+// Emulated reports whether the test runs on a processor that QEMU emulates. Rates there are a fraction of a real
+// machine's, and vary with its load.
 func Emulated() bool {
 	cpuinfo, _ := os.ReadFile("/proc/cpuinfo") // without it, the processor counts as real
 	return strings.Contains(string(cpuinfo), "QEMU TCG")

@@ -24,8 +24,7 @@ type Sender interface {
 	Close() error
 }
 
-// NewMarkSender returns a Sender whose frames have a mark and a priority (SO_MARK,
-// SO_PRIORITY).
+// NewMarkSender returns a Sender of frames with a mark and a priority (SO_MARK, SO_PRIORITY).
 func NewMarkSender(ns *Namespace, link string, mark, priority int) (Sender, error) {
 	s, err := newPacketSender(ns, link)
 	if err != nil {
@@ -38,7 +37,7 @@ func NewMarkSender(ns *Namespace, link string, mark, priority int) (Sender, erro
 	return s, s.closeOnError(err)
 }
 
-// NewTimeSender returns a Sender whose frames have a time to send them (SO_TXTIME): at once.
+// NewTimeSender returns a Sender of frames with a transmit time (SO_TXTIME): immediately.
 func NewTimeSender(ns *Namespace, link string) (Sender, error) {
 	s, err := newPacketSender(ns, link)
 	if err != nil {
@@ -82,8 +81,8 @@ func NewSegmentSender(ns *Namespace, link string, kind byte, size uint16) (Sende
 	return s, s.closeOnError(s.offload(kind, header, size, transport, checksum))
 }
 
-// NewChecksumSender returns a Sender of frames in which the kernel or the NIC writes the checksum of the bytes
-// from start on, at offset bytes behind start (PACKET_VNET_HDR).
+// NewChecksumSender returns a Sender of frames that get their checksum from the kernel or the NIC. It covers the bytes
+// from start on, and is written offset bytes behind start (PACKET_VNET_HDR).
 func NewChecksumSender(ns *Namespace, link string, start, offset uint16) (Sender, error) {
 	s, err := newPacketSender(ns, link)
 	if err != nil {
@@ -150,7 +149,7 @@ func ignoreDrop(err error) error {
 	return err
 }
 
-// ring is an io_uring with one entry, whose send requests use a packet socket.
+// ring is an io_uring with one entry. Its send requests use a packet socket.
 type ring struct {
 	*packetSender
 	fd             int
@@ -249,7 +248,7 @@ func (r *ring) Close() error {
 	return errors.Join(unix.Munmap(r.sq), unix.Munmap(r.cq), unix.Munmap(r.sqes), unix.Close(r.fd), r.packetSender.Close())
 }
 
-// xdpSender is an AF_XDP socket in copy mode. It has no XDP program, and only sends.
+// xdpSender is an AF_XDP socket in copy mode. It does not have an XDP program, and only sends.
 type xdpSender struct {
 	fd         int
 	frames     []byte // memory that the kernel reads frames from

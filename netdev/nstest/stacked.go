@@ -68,8 +68,8 @@ func Cable(t testing.TB, one, other string) {
 	}
 }
 
-// MountSysfs mounts a sysfs of the test's own namespace and returns its path. The
-// one on /sys shows the links of the namespace in which it was mounted.
+// MountSysfs mounts a sysfs of the test's own namespace and returns its path. The one on /sys shows the links of the
+// namespace that it was mounted in.
 func MountSysfs(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()

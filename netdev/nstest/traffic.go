@@ -37,7 +37,7 @@ func MountBPFFS(t testing.TB) string {
 // Flow is a TCP connection that sends as fast as it can.
 type Flow struct {
 	From, To *Namespace
-	// Address is the host and the port at which To listens.
+	// Address is the host and the port that To listens on.
 	Address string
 	// Duration is how long the flow is measured.
 	Duration time.Duration
@@ -47,7 +47,7 @@ type Flow struct {
 	DialTimeout time.Duration
 }
 
-// Run sends the flow and returns the rate at which the payload arrived.
+// Run sends the flow and returns the rate of the arriving payload.
 func (f Flow) Run() (bitsPerSecond float64, err error) {
 	listener, err := f.listen()
 	if err != nil {
@@ -101,8 +101,7 @@ func writeUntilClosed(c net.Conn) {
 	}
 }
 
-// measure returns the rate at which c receives, in bits per second. The clock
-// starts with the first bytes, which do not count.
+// measure returns the receive rate of c, in bits per second. The clock starts with the first bytes, which do not count.
 func (f Flow) measure(c net.Conn) (float64, error) {
 	buf := make([]byte, 128<<10)
 	if _, err := c.Read(buf); err != nil {
@@ -129,10 +128,8 @@ func (f Flow) measure(c net.Conn) (float64, error) {
 // goroutines other than the test's.
 func (ns *Namespace) run(f func() error) error { return runIn(ns.File, f) }
 
-// Flood sends a raw Ethernet frame through a link of the namespace repeatedly
-// and returns how many bytes it passed to the kernel. The frame can have any
-// source address, because a process that can open a packet socket is not bound
-// to the address of the link.
+// Flood sends a raw Ethernet frame through a link of the namespace repeatedly and returns how many bytes it passed to
+// the kernel. The frame can have any source address, because a packet socket is not bound to the link's address.
 //
 // With bypass, the frames skip the link's qdisc and the programs attached to it.
 func (ns *Namespace) Flood(link string, frame []byte, bypass bool, duration time.Duration) (bytes int, err error) {

@@ -3,8 +3,8 @@
 
 // Package packetsocket configures packet sockets (packet(7)).
 //
-// A socket without a protocol receives nothing. SetFilter before Bind, which sets the protocol,
-// keeps out packets that the filter does not accept.
+// A socket without a protocol does not receive anything. SetFilter before Bind, which sets the protocol, keeps out
+// packets that the filter does not accept.
 package packetsocket
 
 import (
@@ -34,8 +34,7 @@ func Bind(fd int, protocol uint16, index int) error {
 	return os.NewSyscallError("bind", unix.Bind(fd, Address(protocol, index, nil)))
 }
 
-// Address returns the address of the host with a MAC address on a link's network, or that of the
-// link itself if mac is nil.
+// Address returns the address of the host with a MAC address on a link's network, or of the link itself if mac is nil.
 func Address(protocol uint16, index int, mac []byte) *unix.SockaddrLinklayer {
 	const swapped = 8 // bits; the kernel expects network byte order
 	address := &unix.SockaddrLinklayer{

@@ -12,7 +12,7 @@ import (
 )
 
 // Attributes returns the attributes in b (struct nlattr of linux/netlink.h): their types without flags, and their
-// values, which share the memory of b. They end at the first attribute whose length is invalid. Unlike
+// values, which share the memory of b. They end at the first attribute with an invalid length. Unlike
 // nl.ParseRouteAttr, it allocates nothing: the plugin lists the links of all pods of a NIC again and again.
 func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {

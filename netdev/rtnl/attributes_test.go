@@ -12,7 +12,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
-// FuzzAttributes compares the parser with that of package nl.
+// FuzzAttributes compares the parser with the parser in package nl.
 func FuzzAttributes(f *testing.F) {
 	nested := nl.NewRtAttr(18|1<<15, nil) // NLA_F_NESTED
 	nested.AddRtAttr(1, []byte("macvlan\x00"))

@@ -5,9 +5,8 @@
 // either the process's own or one that another process opened in the network
 // namespace of a pod and passed to this process.
 //
-// A netlink socket acts on the namespace in which it was opened, independently
-// of the process that uses it. The plugin therefore needs neither CAP_SYS_ADMIN
-// nor the host's PID namespace to configure a link in a pod.
+// A netlink socket acts on the namespace that it was opened in, independently of the process that uses it. The plugin
+// therefore does not need CAP_SYS_ADMIN or the host's PID namespace to configure a link in a pod.
 //
 // Messages and attributes come from vishvananda/netlink. This package adds
 // what that library lacks: the choice of the socket, batches of requests in one
@@ -50,8 +49,8 @@ type Conn struct {
 const receiveBuffer = 64 << 10
 
 // answerTimeout is how long a request waits for the kernel's next message. The kernel executes a request while the
-// caller sends it, and continues a dump while the caller receives: it is late only if the message was lost, or if
-// the queue of the socket has no room for it.
+// caller sends it, and continues a dump while the caller receives: it is late only if the message was lost, or if the
+// socket's queue does not have room for it.
 const answerTimeout = 5 * time.Second
 
 // Open opens a socket in the caller's network namespace.
@@ -316,8 +315,8 @@ func (c *Conn) send(b []byte) error {
 	}
 }
 
-// receive receives one message from the kernel and splits it. The result is valid until the next call. The error
-// wraps os.ErrDeadlineExceeded if the kernel sends none within c.timeout.
+// receive receives one message from the kernel and splits it. The result is valid until the next call. The error wraps
+// os.ErrDeadlineExceeded if the kernel does not send one within c.timeout.
 func (c *Conn) receive() ([]syscall.NetlinkMessage, error) {
 	for start := time.Now(); ; {
 		n, from, err := unix.Recvfrom(c.fd, c.buf, 0)
@@ -342,7 +341,7 @@ func (c *Conn) receive() ([]syscall.NetlinkMessage, error) {
 	}
 }
 
-// appendMessages appends the messages in b, whose data they share. It does what syscall.ParseNetlinkMessage does,
+// appendMessages appends the messages in b, and they share its data. It does what syscall.ParseNetlinkMessage does,
 // without allocating a new slice.
 func appendMessages(messages []syscall.NetlinkMessage, b []byte) ([]syscall.NetlinkMessage, error) {
 	native := nl.NativeEndian()

@@ -15,7 +15,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
-// FuzzAppendMessages compares the parser with that of package syscall.
+// FuzzAppendMessages compares the parser with the parser in package syscall.
 func FuzzAppendMessages(f *testing.F) {
 	message := make([]byte, 22)
 	message[0], message[4], message[8] = 21, unix.RTM_NEWNEIGH, 7

@@ -22,9 +22,8 @@ const (
 	netnsaFD   = 3
 )
 
-// NamespaceID returns the ID of the network namespace ns in the socket's
-// namespace, and assigns one if ns has none. An ID is valid until the namespace
-// that it identifies ends; then the kernel may reuse it.
+// NamespaceID returns the ID of the network namespace ns in the socket's namespace, and assigns one if ns does not have
+// one. An ID is valid until the namespace that it identifies ends; then the kernel may reuse it.
 func (c *Conn) NamespaceID(ns *os.File) (int, error) {
 	id, err := c.namespaceID(ns)
 	if err != nil || id >= 0 {
@@ -64,9 +63,9 @@ func (c *Conn) namespaceID(ns *os.File) (int, error) {
 	return -1, nil
 }
 
-// OwnNamespaceID returns the ID of the socket's namespace in itself, and assigns one if it has
-// none. By this ID, the kernel reports that the parent of a link in another namespace belongs to
-// the socket's namespace. It is valid until the namespace ends.
+// OwnNamespaceID returns the ID of the socket's namespace in itself, and assigns one if it does not have one. By this
+// ID, the kernel reports that the parent of a link in another namespace belongs to the socket's namespace. It is valid
+// until the namespace ends.
 func (c *Conn) OwnNamespaceID() (int, error) {
 	fd, err := unix.IoctlRetInt(c.fd, unix.SIOCGSKNS)
 	if err != nil {
@@ -97,8 +96,8 @@ const (
 	// completeDump is a number of IDs that fit into the smallest buffer that the kernel
 	// uses for a dump.
 	completeDump = 128
-	// largestGap is the number of consecutive IDs after which NamespaceIDs assumes that no
-	// further one is in use. The kernel assigns the lowest free ID.
+	// largestGap is the number of consecutive unused IDs that make NamespaceIDs assume that no more IDs are in use. The
+	// kernel assigns the lowest free ID.
 	largestGap = 1024
 )
 

@@ -9,9 +9,9 @@ import (
 	"github.com/vishvananda/netlink/nl"
 )
 
-// Pool is several sockets in one network namespace. Use it for requests after which the
-// kernel waits, as after the deletion of a link, so that other requests do not wait as well:
-// the kernel executes the requests of one socket one after the other.
+// Pool is several sockets in one network namespace. The kernel executes the requests of one socket one after the other.
+// Use a Pool if the kernel waits after a request, such as the deletion of a link, so that other requests do not wait as
+// well.
 type Pool struct {
 	conns []*Conn
 	idle  chan *Conn

@@ -99,12 +99,11 @@ func describeReceive(err error) error {
 	return os.NewSyscallError("receive netlink event", err)
 }
 
-// NamespaceWatcher reports in which other network namespaces links or addresses change. These
-// must have an ID in its own namespace.
+// NamespaceWatcher reports other network namespaces with changing links or addresses. They must have an ID in its own
+// namespace.
 //
-// It is separate from Watcher, so that it neither receives the routes that the kernel
-// adds and removes with each address of a pod, nor copies events: a pod can cause more
-// than 20,000 per second.
+// It is separate from Watcher because it must not receive the routes that the kernel adds and removes with each address
+// of a pod, and must not copy events: a pod can cause more than 20,000 per second.
 type NamespaceWatcher struct {
 	mu sync.Mutex // held while fd is in use
 	fd int
@@ -134,8 +133,7 @@ func WatchNamespaces() (*NamespaceWatcher, error) {
 	return w, nil
 }
 
-// Close closes the socket. A pending Receive returns an error that wraps os.ErrClosed. Further
-// calls do nothing.
+// Close closes the socket. A pending Receive returns an error that wraps os.ErrClosed. More calls do nothing.
 func (w *NamespaceWatcher) Close() error {
 	if err := w.end.Close(); err != nil {
 		return nil // an earlier call has closed it

@@ -12,11 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hairpin is a pair of virtual Ethernet links on the node, through which the links of a NIC
-// exchange frames; see classify.Hairpin. Frames wait in the queues of the outer link, which
-// have the rates of the queues of the NIC.
+// Hairpin is a pair of virtual Ethernet links on the node. A NIC's links exchange frames through it; see
+// classify.Hairpin. Frames wait in the queues of the outer link, which have the rates of the queues of the NIC.
 type Hairpin struct {
-	Outer, Inner int // interface indexes; 0 if the NIC has no hairpin
+	Outer, Inner int // interface indexes; 0 if the NIC does not have a hairpin
 }
 
 // Prefixes of the names of a hairpin's links.
@@ -58,8 +57,8 @@ func (h *HTB) SetUpHairpin(nic string, l NICRates) (Hairpin, error) {
 	return found, nil
 }
 
-// bringUpHairpin brings up one link of a hairpin and returns its interface index. The link
-// gets no address, and takes no part in neighbor discovery.
+// bringUpHairpin brings up one link of a hairpin and returns its interface index. The link does not get an address, and
+// does not take part in neighbor discovery.
 func (h *HTB) bringUpHairpin(name string) (int, error) {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -73,8 +72,8 @@ func (h *HTB) bringUpHairpin(name string) (int, error) {
 	})
 }
 
-// HairpinIntact reports whether the hairpin of a NIC is in the state in which SetUpHairpin
-// left it. It does not check the classes of shares.
+// HairpinIntact reports whether the hairpin of a NIC is as SetUpHairpin left it. It does not check the classes of
+// shares.
 func (h *HTB) HairpinIntact(nic string, p Hairpin, l NICRates) (bool, error) {
 	outer, inner := HairpinNames(nic)
 	for name, index := range map[string]int{outer: p.Outer, inner: p.Inner} {

@@ -1,10 +1,9 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package shape limits the bandwidth of each share in both directions with
-// queues on the node. An HTB qdisc on the NIC shapes the frames that pods send.
-// An HTB qdisc on an IFB device, to which the classifier redirects incoming
-// frames, shapes the frames that pods receive.
+// Package shape limits the bandwidth of each share in both directions with queues on the node. An HTB qdisc on the NIC
+// shapes the frames that pods send. An HTB qdisc on an IFB device shapes the frames that pods receive. The classifier
+// redirects incoming frames to that device.
 //
 // A share has one class in each qdisc, which all links of the share use. Pods
 // cannot change the qdiscs, because those are in the node's network namespace.
@@ -106,9 +105,8 @@ func (h *HTB) setupDevice(dev int, t Trees, base []class) error {
 	})
 }
 
-// Intact reports whether a NIC's queues are in the state in which Setup left
-// them. It checks the IFB device, the qdiscs of both devices, and the base classes, but
-// not the classes of shares.
+// Intact reports whether a NIC's queues are as Setup left them. It checks the IFB device, the qdiscs of both devices,
+// and the base classes, but not the classes of shares.
 func (h *HTB) Intact(name string, index, ifb int, t Trees, l NICRates) (bool, error) {
 	link, err := netlink.LinkByIndex(ifb)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -167,8 +165,8 @@ func (q *qdisc) isOwn() bool {
 		q.kind == kindMQ && q.handle == netlink.MakeHandle(mqMajor, 0)
 }
 
-// root returns the configured root qdisc of a device. It returns nil if the
-// device does not exist, or has the kernel's default qdisc, which has no handle.
+// root returns the configured root qdisc of a device. It returns nil if the device does not exist, or has the kernel's
+// default qdisc, which does not have a handle.
 func (h *HTB) root(index int) (*qdisc, error) {
 	message, err := h.get(unix.RTM_GETQDISC, nl.TcMsg{Ifindex: int32(index), Parent: netlink.HANDLE_ROOT})
 	if message == nil || err != nil {
@@ -182,21 +180,20 @@ func (h *HTB) root(index int) (*qdisc, error) {
 	return &q, nil
 }
 
-// get returns the payload of the kernel's answer to a request for one qdisc or
-// class, or nil if the device does not have it. A dump would contain those of all
-// shares.
+// get returns the payload of the kernel's answer to a request for one qdisc or class, or nil if the device does not
+// have it. A dump would contain the qdiscs and classes of all shares.
 //
 // The kernel sends the answer as a notification (NLM_F_ECHO), which other
 // subscribers of events also receive. A Watcher of the Node ignores it, because it
 // has the port ID of conn.
 func (h *HTB) get(kind int, id nl.TcMsg) ([]byte, error) {
-	// Without the acknowledgement, Get would wait forever for the root qdisc of a link
-	// that has never been up: the kernel (6.18) sends neither an answer nor an error.
+	// Without the acknowledgement, Get would wait forever for the root qdisc of a link that has never been up: the kernel
+	// (6.18) does not send an answer or an error.
 	r := nl.NewNetlinkRequest(kind, unix.NLM_F_ECHO|unix.NLM_F_ACK)
 	id.Family = nl.FAMILY_ALL
 	r.AddData(&id)
 	messages, err := h.conn.Get(r)
-	if rtnl.IsNotFound(err) { // EINVAL: the device has no configured qdisc
+	if rtnl.IsNotFound(err) { // EINVAL: the device does not have a configured qdisc
 		return nil, nil
 	}
 	if err != nil {
@@ -216,8 +213,8 @@ func IFBName(nic string) string { return ifbPrefix + suffix(nic) }
 
 const ifbPrefix = "ifb-"
 
-// NICOfIFB returns the name of the NIC that an IFB device is for, or a hash of the name for
-// which the NIC's other devices have the same names.
+// NICOfIFB returns the name of the NIC that an IFB device is for, or a hash of that name. The names of the NIC's other
+// devices are the same for either.
 func NICOfIFB(name string) string { return strings.TrimPrefix(name, ifbPrefix) }
 
 // suffix returns the part of the names of a NIC's devices that follows their prefix, which
@@ -260,11 +257,11 @@ func (h *HTB) setUpIFB(nic string, t Trees) (int, error) {
 	return link.Attrs().Index, h.failpoints.Do("bring up IFB", func() error { return setUpWithoutIPv6(link) })
 }
 
-// setUpWithoutIPv6 brings up a device to which only the classifier sends frames. The kernel gives it no
-// address, with which it would send router solicitations that no program classifies.
+// setUpWithoutIPv6 brings up a device that only the classifier sends frames to. The kernel does not give it an address.
+// Otherwise, it would send router solicitations that no program classifies.
 func setUpWithoutIPv6(link netlink.Link) error {
 	const addrGenModeNone = 1 // IN6_ADDR_GEN_MODE_NONE of linux/if_link.h
-	// Without IPv6, the kernel has no mode to change.
+	// Without IPv6, the kernel does not have a mode to change.
 	if err := netlink.LinkSetIP6AddrGenMode(link, addrGenModeNone); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
 		return err
 	}
@@ -374,7 +371,7 @@ type ClassState struct {
 	// SentBytes counts the bytes that the class has sent, including Ethernet
 	// headers.
 	SentBytes uint64
-	// Dropped counts the packets for which the queue of the class had no space.
+	// Dropped counts the packets that did not fit into the class's queue.
 	Dropped uint32
 }
 
@@ -510,8 +507,7 @@ func classRequests(dev int, c class, q Queue) []*nl.NetlinkRequest {
 	return []*nl.NetlinkRequest{r, c.queueRequest(dev, q)}
 }
 
-// options returns the parameters of an HTB class. They name the link layer, so
-// that the kernel does not require rate tables.
+// options returns the parameters of an HTB class. They name the link layer, so the kernel does not require rate tables.
 func (c class) options() *nl.RtAttr {
 	const maxUint32 = 1<<32 - 1
 	floor, ceil := c.floor/bitsPerByte, c.ceil/bitsPerByte

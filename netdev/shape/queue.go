@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Queue is the kind of the queues in which frames of shares wait, as the kernel names it.
+// Queue is the kernel's name for the kind of queue that shares' frames wait in.
 type Queue string
 
 const (

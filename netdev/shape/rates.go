@@ -44,8 +44,7 @@ const FirstMinor = 0x10
 type Rates struct {
 	Floor uint64 // guaranteed rate
 	Ceil  uint64 // maximum rate; equal to Floor if the share must not borrow
-	// Overhead is the NICRates.Overhead with which the kernel measures the rates. All
-	// classes of a NIC have the same.
+	// Overhead is the NICRates.Overhead that the kernel measures the rates with. It is the same for all classes of a NIC.
 	Overhead uint16
 }
 
@@ -56,9 +55,8 @@ type NICRates struct {
 	// Reserve is the part of Line that shares do not get. It serves the node's
 	// own traffic, ARP, neighbor discovery, and unidentified frames.
 	Reserve uint64
-	// Forwarded are the rates of frames that the node forwards. Its Floor is the
-	// part of Line that neither Reserve nor shares have. If its Ceil is 0, these
-	// frames have no class and are unidentified.
+	// Forwarded are the rates of frames that the node forwards. Its Floor is the part of Line that Reserve and shares do
+	// not have. If its Ceil is 0, these frames do not have a class and are unidentified.
 	Forwarded Rates
 	// Multicast is the rate of multicast and broadcast frames that arrive, except ARP
 	// and neighbor discovery. If it is 0, the rate is an eighth of Reserve. Senders
@@ -69,8 +67,8 @@ type NICRates struct {
 	// and count a frame that is shorter than the minimum of Ethernet as the minimum. The kernel counts it once for
 	// a packet that the NIC segments.
 	Overhead uint16
-	// MinShare is the rate of the smallest share that the NIC permits. It sets
-	// the scale of the quanta by which borrowing shares divide idle bandwidth.
+	// MinShare is the rate of the smallest share that the NIC permits. It sets the scale of the quanta that borrowing
+	// shares divide idle bandwidth by.
 	MinShare uint64
 }
 
@@ -81,8 +79,8 @@ const (
 	// maxGSO is the size of the largest packet that a queue gets, in bytes: a
 	// segment before segmentation (GSO), or received frames after merging (GRO).
 	maxGSO = 64 << 10
-	// maxQuantum is a quantum that is always permitted, in bytes. Faster NICs permit more,
-	// because a turn then takes no longer; see NICRates.quantum.
+	// maxQuantum is a quantum that is always permitted, in bytes. Faster NICs permit more, because a turn then does not
+	// take longer; see NICRates.quantum.
 	maxQuantum = 16 << 20
 	// turnsPerSecond is the number of turns of the longest duration that fit into a second.
 	turnsPerSecond = 15
@@ -102,17 +100,15 @@ type class struct {
 	overhead      uint16 // bytes; see NICRates.Overhead
 }
 
-// handle returns the number by which the kernel identifies the class.
+// handle returns the number that identifies the class to the kernel.
 func (c class) handle() uint32 { return netlink.MakeHandle(c.major, c.minor) }
 
-// base returns the classes that a NIC has without shares. The host may use the whole line.
-// The classes for control frames and for unidentified frames are small, because
-// any pod can fill them. Forwarded frames share idle bandwidth with the shares as
-// another share does. The queue of the class for frames to drop is smaller than
-// every frame.
+// base returns the classes that a NIC has without shares. The host may use the whole line. The classes for control
+// frames and for unidentified frames are small, because any pod can fill them. Forwarded frames compete with the shares
+// for idle bandwidth like another share. The class for frames to drop has a queue that is smaller than every frame.
 //
-// With a tree per queue, these classes are in that of the first queue, and cannot use more than
-// the part of the line that shares do not get. The other trees have a class that drops frames.
+// With a tree per queue, these classes are in the first queue's tree, and cannot use more than the part of the line
+// that shares do not get. The other trees have a class that drops frames.
 func (l NICRates) base(t Trees) []class {
 	parent := uint16(classRoot)
 	if t != OneTree {
@@ -163,7 +159,7 @@ func (l NICRates) base(t Trees) []class {
 	return append(classes, l.stray(t)...)
 }
 
-// stray returns the base classes of all trees but the first: the root, and the class that drops frames whose class
+// stray returns the base classes of all trees but the first: the root, and the class that drops frames if their class
 // is not in the tree.
 func (l NICRates) stray(t Trees) (classes []class) {
 	for queue := 1; queue < int(t); queue++ {
@@ -177,8 +173,8 @@ func (l NICRates) stray(t Trees) (classes []class) {
 	return classes
 }
 
-// received returns the classes that the IFB device of a NIC has without shares: those of the
-// NIC, and classes that divide the rate for multicast between senders.
+// received returns the classes that a NIC's IFB device has without shares: the NIC's classes, and classes that divide
+// the rate for multicast between senders.
 func (l NICRates) received(t Trees) (classes []class) {
 	for _, c := range l.base(t) {
 		if c.minor != classMulticast {
@@ -211,11 +207,10 @@ func (l NICRates) share(t Trees, minor uint16, r Rates) class {
 	}
 }
 
-// quantum returns how many bytes a class may borrow in its turn before the next
-// class gets its turn. Classes divide idle bandwidth in proportion to their
-// floors only if their quanta are in the same proportion and each quantum is at
-// least one whole segment. A quantum is limited, so that classes do not wait long for their
-// turn to borrow; they do not wait for their floor.
+// quantum returns how many bytes a class may borrow in its turn before the next class gets its turn. Classes divide
+// idle bandwidth in proportion to their floors only if their quanta are in the same proportion and each quantum is at
+// least one whole segment. A quantum is limited to keep classes from waiting long for their turn to borrow. They do not
+// wait for their floor.
 func (l NICRates) quantum(floor uint64) uint32 {
 	scale := float64(floor) / float64(max(l.MinShare, 1))
 	longest := max(maxQuantum, l.Line/bitsPerByte/turnsPerSecond)
@@ -228,18 +223,17 @@ func queueBytes(rate uint64) uint32 {
 	return uint32(min(max(rate/bitsPerByte/50, 3*maxGSO), 1<<31))
 }
 
-// sendQueueBytes returns the length of the FIFO for frames that a share sends: 8 ms at the rate,
-// so that a pod which sends as fast as it can waits less than 10 ms for an answer, but at least
-// the fragments of the largest datagram and one segment more. It can be shorter than the queue for
-// received frames because the pod's link limits the size of segments: see SegmentBytes.
+// sendQueueBytes returns the length of the FIFO for frames that a share sends: 8 ms at the rate, so a pod that sends as
+// fast as it can waits less than 10 ms for an answer, but at least the fragments of the largest datagram and one
+// segment more. It can be shorter than the queue for received frames because the pod's link limits the size of
+// segments; see SegmentBytes.
 func sendQueueBytes(rate uint64) uint32 {
 	const eightMillisecondsPerSecond = 125
 	return uint32(min(max(rate/bitsPerByte/eightMillisecondsPerSecond, maxGSO+maxGSO/4), 1<<31))
 }
 
-// burstBytes returns how many bytes a class may send at once: 1 ms at the rate,
-// which is longer than the resolution of the packet scheduler's timer, but at
-// least a jumbo frame.
+// burstBytes returns how many bytes a class may send in one burst: 1 ms at the rate, which is longer than the
+// resolution of the packet scheduler's timer, but at least a jumbo frame.
 func burstBytes(rate uint64) uint64 { return max(rate/bitsPerByte/1000, 9216) }
 
 // SegmentBytes returns the maximum size, in bytes, of the segments that the

@@ -12,9 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Trees is how many HTB qdiscs a NIC and its IFB device have. It is OneTree, or the number of
-// transmit queues with an HTB qdisc each below a qdisc mq, so that frames of different queues do not
-// wait for one lock.
+// Trees is how many HTB qdiscs a NIC and its IFB device have. It is OneTree, or the number of transmit queues with an
+// HTB qdisc each below a qdisc mq. Frames of different queues then do not wait for one lock.
 //
 // Below mq, each share has its class in the HTB of one queue, its home. No class borrows from
 // another queue: the rate of a share is also its limit, and traffic without a share has the
@@ -28,24 +27,24 @@ const (
 	MaxTrees Trees = 16
 )
 
-// Major numbers of the qdiscs of a device with an HTB qdisc per queue. They differ from those of
-// leaf qdiscs; bpf/nic.h in package classify has the same numbers.
+// Major numbers of the qdiscs of a device with an HTB qdisc per queue. They differ from the major numbers of leaf
+// qdiscs; bpf/nic.h in package classify has the same numbers.
 const (
 	mqMajor    = Major + 1
 	queueMajor = 0x5d50 // of the first queue; the next queue has the next number
 )
 
-// Minor numbers of further base classes below mq. Those of classes with a leaf qdisc differ from
-// each other, because the leaf qdisc has the number as its major number.
+// Minor numbers of additional base classes below mq. Classes with a leaf qdisc have different ones, because the leaf
+// qdisc has the number as its major number.
 const (
-	// classStray is the class of the second queue, for frames whose class is not in the HTB qdisc of the
-	// queue. The next queue has the next number.
+	// classStray is the class of the second queue, for frames with a class that is not in the queue's HTB qdisc. The next
+	// queue has the next number.
 	classStray = 0xf01
 	classNode  = 0xf00 // of the first queue, the parent of the other base classes
 )
 
-// home returns the queue of a share. It follows from the number of the share, so that it needs no
-// record. If the device loses queues, only the shares of these queues get another home.
+// home returns the queue of a share. It follows from the share's number, so it does not need a record. If the device
+// loses queues, only the shares of these queues get another home.
 func (t Trees) home(minor uint16) int {
 	if t == OneTree || minor < FirstMinor {
 		return 0
@@ -87,8 +86,7 @@ func (t Trees) Major() uint16 { return t.major(0) }
 // major<<16 | minor.
 func (t Trees) Class(minor uint16) uint32 { return netlink.MakeHandle(t.major(t.home(minor)), minor) }
 
-// defaultMinor returns the minor number of the class for frames that select no class of the HTB
-// qdisc of a queue.
+// defaultMinor returns the minor number of the class for frames that do not select a class of a queue's HTB qdisc.
 func defaultMinor(queue int) uint16 {
 	if queue == 0 {
 		return classUnidentified
@@ -154,8 +152,8 @@ func (h *HTB) TreesInUse(name string, index int) (t Trees, inUse bool, err error
 	return OneTree, false, nil
 }
 
-// setupTrees creates the qdiscs of a device, unless they exist, and removes those of queues that t
-// does not contain. It keeps the other qdiscs, because the kernel cannot change an HTB qdisc.
+// setupTrees creates the qdiscs of a device, unless they exist, and removes the qdiscs of queues that t does not
+// contain. It keeps the other qdiscs, because the kernel cannot change an HTB qdisc.
 func (h *HTB) setupTrees(dev int, t Trees) error {
 	queues, atRoot, err := h.presentTrees(dev)
 	if err != nil || atRoot && t == OneTree {

@@ -18,14 +18,14 @@ const discard = 9
 // experimental is an EtherType for experiments (IEEE Std 802). The node ignores frames that have it.
 const experimental = 0x88b5
 
-// errFiltered is wrapped by the error of a trial whose datagrams the node drops before they reach a link.
+// errFiltered is wrapped by the error of a trial if the node drops its datagrams before they reach a link.
 var errFiltered = errors.New("a firewall of the node drops what the node sends through " + nicName + " and " +
 	peerName + ": permit output through links whose names start with " + linkPrefix)
 
-// send sends a frame through a link with a socket of this namespace: a datagram or, if the node sends none,
-// a frame of a packet socket, which firewalls do not see, and which needs CAP_NET_RAW. Both show
-// whether the programs know the sender: the kernel gives a frame the socket that sends it, of whatever kind,
-// and the programs read the namespace, which every kind of socket has at the same place.
+// send sends a frame through a link with a socket of this namespace: a datagram or, if the node does not send
+// datagrams, a frame of a packet socket. Firewalls do not see packet sockets, which need CAP_NET_RAW. Both show whether
+// the programs know the sender: the kernel gives a frame its sending socket, and every kind of socket has the namespace
+// that the programs read at the same place.
 func send(link int) error {
 	datagramErr := sendDatagrams(link)
 	if datagramErr == nil {
@@ -37,10 +37,9 @@ func send(link int) error {
 	return nil
 }
 
-// sendDatagrams sends datagrams through a link, to multicast addresses that are reserved
-// for experiments (RFC 3692, RFC 4727). It needs no address, route, or
-// capability. It tries IPv4 and IPv6, because a node may have only one of them,
-// and returns an error if neither was sent.
+// sendDatagrams sends datagrams through a link, to multicast addresses that are reserved for experiments (RFC 3692, RFC
+// 4727). It does not need an address, route, or capability. It tries IPv4 and IPv6, because a node may have only one of
+// them, and returns an error if neither was sent.
 func sendDatagrams(link int) error {
 	err4 := sendIPv4(link)
 	err6 := sendIPv6(link)

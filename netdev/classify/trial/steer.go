@@ -15,15 +15,15 @@ import (
 // steeredTrees is how many transmit queues the link of Steer has.
 const steeredTrees = 4
 
-// Steer returns nil if frames leave through the transmit queue whose HTB qdisc has their class, with the
-// program at an attach point; see shape.Trees. It sends frames of one flow through each queue: a kernel that ignores
-// a part of the request sends all of them through one queue, or through any.
+// Steer returns nil if frames leave through the transmit queue with their class in its HTB qdisc, with the program at
+// an attach point; see shape.Trees. It sends frames of one flow through each queue: a kernel that ignores a part of the
+// request sends all of them through one queue, or through any.
 func Steer(lock string, failpoints failpoint.Injector, point classify.AttachPoint) error {
 	return onLinks(lock, failpoints, steeredTrees, func(t *trial) error { return t.steer(point) })
 }
 
 func (t *trial) steer(point classify.AttachPoint) (err error) {
-	// How the program identifies senders makes no difference. This key needs no CAP_PERFMON.
+	// How the program identifies senders does not matter. This key does not need CAP_PERFMON.
 	c, err := classify.OpenUnpinned(point, classify.KeyMAC, false)
 	if err != nil {
 		return err
@@ -60,8 +60,7 @@ func (t *trial) steer(point classify.AttachPoint) (err error) {
 	return nil
 }
 
-// strayed returns a counter that increases when a frame of the share arrives in a queue other than that of
-// its class.
+// strayed returns a counter that increases when a frame of the share arrives in a queue without its class.
 func (t *trial) strayed() (uint64, error) {
 	strays, err := t.shaper.Strays(t.nic, t.trees)
 	if err != nil {

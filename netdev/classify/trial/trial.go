@@ -5,8 +5,8 @@
 // instead of comparing the version of the kernel, because distributions change kernels, and because
 // capabilities, lockdown, and security modules can forbid features that the kernel has.
 //
-// Run creates a pair of links with the queues of a NIC, sends frames through it with each key, and
-// checks in which class they arrive. Strongest chooses the key from the results.
+// Run creates a pair of links with the queues of a NIC, sends frames through it with each key, and checks which class
+// they arrive in. Strongest chooses the key from the results.
 package trial
 
 import (
@@ -35,13 +35,11 @@ const (
 	peerName = linkPrefix + "1" // the other end of the pair
 )
 
-// The links have addresses from their creation on, so that udev does not assign
-// others to them.
+// The links have addresses from their creation on, so udev does not assign others to them.
 var (
 	nicMAC  = net.HardwareAddr{0x02, 0xd5, 0xa0, 0, 0, 0}
 	peerMAC = net.HardwareAddr{0x02, 0xd5, 0xa0, 0, 0, 1}
-	// otherMAC is the address that the programs take for the NIC's, so that no
-	// frame of the trial is one of the host.
+	// otherMAC is the address that the programs take for the NIC's, so none of the trial's frames look like the host's.
 	otherMAC = net.HardwareAddr{0x02, 0xd5, 0xa0, 0, 0, 2}
 )
 
@@ -51,7 +49,7 @@ func IsLink(name string) bool { return strings.HasPrefix(name, linkPrefix) }
 // Result is the result of the trial of one key.
 type Result struct {
 	Key classify.Key
-	// AttachPoint is the best attach point at which the frames arrived in the expected classes.
+	// AttachPoint is the best attach point that got the frames into the expected classes.
 	AttachPoint classify.AttachPoint
 	// TCX is the reason why AttachPoint is not classify.AttachTCX, or nil.
 	TCX error
@@ -94,7 +92,7 @@ func Run(lock string, failpoints failpoint.Injector, keys ...classify.Key) (resu
 	})
 }
 
-// onLinks calls f with a trial, whose links exist during the call.
+// onLinks calls f with a trial. The trial's links exist during the call.
 func onLinks(lock string, failpoints failpoint.Injector, trees shape.Trees, f func(*trial) error) (err error) {
 	unlock, err := acquire(lock)
 	if err != nil {
@@ -159,7 +157,7 @@ type trial struct {
 // rates are more than the frames of a trial need.
 var rates = shape.NICRates{Line: 1e9, Reserve: 1e8, MinShare: 1e7, Forwarded: shape.Rates{Floor: 1e7, Ceil: 1e9}}
 
-// class is the class of the share to which the frames of a trial belong.
+// class is the class of the share that a trial's frames belong to.
 const class = shape.FirstMinor
 
 func (t *trial) addLinks() error {
@@ -257,7 +255,7 @@ func (t *trial) tryRoutes(c *classify.Classifier) error {
 	if err != nil {
 		return err
 	}
-	route := func() error { return sendDatagrams(t.nic) } // the frames of packet sockets have no route
+	route := func() error { return sendDatagrams(t.nic) } // the frames of packet sockets do not have a route
 	if err := t.increases(route, t.sentBy(shape.ForwardedMinor)); err != nil {
 		return fmt.Errorf("a routed frame was not assigned to the class for forwarded frames: %w", err)
 	}
@@ -311,9 +309,8 @@ func (t *trial) received() (uint64, error) {
 	return link.Attrs().Statistics.TxBytes, nil
 }
 
-// A frame of a trial takes microseconds. patience is for a node without idle CPU
-// time, and for one on which only IPv6 works, whose addresses are unusable for
-// the first 2 s.
+// A frame of a trial takes microseconds. patience is for a node without idle CPU time, and for a node with only IPv6,
+// where addresses are unusable for the first 2 s.
 const (
 	patience = 3 * time.Second
 	interval = 20 * time.Millisecond

@@ -74,8 +74,8 @@ func TestStrongest(t *testing.T) {
 	}
 }
 
-// The address alone works on every kernel, so its trial must pass on every node
-// on which programs can be loaded, however the network is configured.
+// The address alone works on every kernel, so its trial must pass on every node that can load programs, however the
+// network is configured.
 func TestRun_keyMACPassesWithAnyNetworkConfiguration(t *testing.T) {
 	for name, sysctls := range map[string]map[string]string{
 		"default":             nil,
@@ -130,7 +130,7 @@ func TestRun_passesExpectedChecks(t *testing.T) {
 	}
 }
 
-// The plugin has no CAP_SYS_ADMIN.
+// The plugin does not have CAP_SYS_ADMIN.
 func TestRun_tracesARPWithoutAdmin(t *testing.T) {
 	try := func() error {
 		results, err := trial.Run(t.TempDir(), nil, classify.Keys()...)
@@ -211,7 +211,7 @@ func attrs(name string) netlink.LinkAttrs {
 	return a
 }
 
-// expectPassed fails the test unless the trial of a key passes and leaves no link.
+// expectPassed fails the test unless the trial of a key passes and does not leave a link.
 func expectPassed(t *testing.T, key classify.Key) {
 	t.Helper()
 	results, err := trial.Run(t.TempDir(), nil, key)
@@ -229,7 +229,7 @@ func expectPassed(t *testing.T, key classify.Key) {
 	}
 }
 
-// Steer must return an error on a kernel without act_skbedit, and must leave no links on any kernel.
+// Steer must return an error on a kernel without act_skbedit, and must not leave links on any kernel.
 func TestSteer(t *testing.T) {
 	for _, point := range classify.AttachPoints() {
 		err := trial.Steer(t.TempDir(), nil, point)
