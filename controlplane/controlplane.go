@@ -65,8 +65,8 @@ type Options struct {
 	// fabrics; see fabrics.Publisher.
 	SlicesOwner string
 
-	// HealthAddress and MetricsAddress are the host:port on which Run serves; "0" disables the server, and so does an
-	// empty MetricsAddress.
+	// HealthAddress and MetricsAddress are the host:port that Run serves on; "0" disables the server, and so does an empty
+	// MetricsAddress.
 	HealthAddress, MetricsAddress string
 	Webhook                       Webhook
 
@@ -78,14 +78,13 @@ type Options struct {
 	// ReplicaClaims enables claims for the replicas of StatefulSets and LeaderWorkerSets, by the annotation
 	// scheduling.dra-shared.dev/replica-claims.
 	ReplicaClaims bool
-	// Kueue denies workloads whose pods share claims if Kueue would charge the claims wrongly or never admit
-	// the pods.
+	// Kueue denies workloads of pods with shared claims if Kueue would charge the claims wrongly or never admit the pods.
 	Kueue bool
 	// KueueDeviceClasses are the DeviceClasses that Kueue charges; see admission.Queues.
 	KueueDeviceClasses []string
 	// EndpointSlices enables the EndpointSlices of Services that name a network.
 	EndpointSlices bool
-	// NetworkStatus enables the annotation of pods in which Multus lists networks.
+	// NetworkStatus enables the pod annotation that Multus lists networks in.
 	NetworkStatus bool
 
 	// Client replaces the constructor of the client that reconcilers write with.
@@ -97,8 +96,8 @@ type Options struct {
 type Webhook struct {
 	// Port is the port to listen on; 0 disables the server.
 	Port int
-	// Service is the name of the Service through which the API server calls the
-	// webhook. It is in the controller's namespace.
+	// Service is the name of the Service that the API server calls the webhook through. It is in the controller's
+	// namespace.
 	Service string
 	// Directory contains tls.crt and tls.key if another component, such as
 	// cert-manager, issues the certificate. If it is empty, the controller issues
@@ -110,8 +109,8 @@ type Webhook struct {
 	// Configuration is the name of both the mutating and the validating webhook
 	// configuration.
 	Configuration string
-	// PodIP is the IP address at which other replicas reach the server. If it is empty,
-	// they do not ask this replica; see admission.LeadingReplica.
+	// PodIP is the IP address that other replicas reach the server at. If it is empty, they do not ask this replica; see
+	// admission.LeadingReplica.
 	PodIP string
 }
 
@@ -167,10 +166,10 @@ func New(ctx context.Context, restConfig *rest.Config, o Options) (manager.Manag
 	return m, nil
 }
 
-// selectedMode is the mode in which the controller runs.
+// selectedMode is the mode that the controller runs in.
 type selectedMode struct {
 	mode mode.Mode
-	// versions are the versions in which the API server has PodGroups of Kubernetes.
+	// versions are the API server's versions of Kubernetes' PodGroups.
 	versions []string
 	// watcher notices that the cluster's mode changes; nil if the mode is configured.
 	watcher *mode.Watcher
@@ -236,7 +235,7 @@ func newRotator(cluster kubernetes.Interface, o Options) *certs.Rotator {
 	}, clock.RealClock{})
 }
 
-// webhookName is the DNS name by which the API server calls the webhooks.
+// webhookName is the DNS name that the API server calls the webhooks by.
 func (o Options) webhookName() string {
 	return fmt.Sprintf("%s.%s.svc", o.Webhook.Service, o.Namespace)
 }
@@ -410,7 +409,7 @@ func endpointReconcilers(m manager.Manager, recorder events.EventRecorder, o Opt
 	return reconcilers, nil
 }
 
-// podCache adds a cache of all pods to the manager, whose own cache has only those of PodGroups.
+// podCache adds a cache of all pods to the manager. The manager's own cache has only the pods of PodGroups.
 func podCache(m manager.Manager) (cache.Cache, error) {
 	pods, err := cache.New(m.GetConfig(), cache.Options{
 		HTTPClient: m.GetHTTPClient(), Scheme: m.GetScheme(), Mapper: m.GetRESTMapper(),

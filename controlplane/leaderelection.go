@@ -22,8 +22,8 @@ import (
 // controller-runtime.
 const renewDeadline = 10 * time.Second
 
-// newLeadingReplica returns the lock of leader election. Its identity contains the address at which
-// the leading replica serves webhooks.
+// newLeadingReplica returns the lock of leader election. Its identity contains the address that the leading replica
+// serves webhooks at.
 func newLeadingReplica(restConfig *rest.Config, o Options, p peerAuth) (*admission.LeadingReplica, error) {
 	host, err := os.Hostname()
 	if err != nil {

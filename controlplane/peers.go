@@ -18,8 +18,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/certs"
 )
 
-// peerAuth authenticates the replicas of the controller to each other. Client and server present the
-// certificate of their webhook server, for whose name only replicas have a key.
+// peerAuth authenticates the replicas of the controller to each other. Client and server present the certificate of
+// their webhook server. Only replicas have a key for its name.
 type peerAuth struct {
 	// name is the DNS name in the certificates.
 	name string
@@ -29,8 +29,8 @@ type peerAuth struct {
 	trusted func() (*x509.CertPool, error)
 }
 
-// newPeerAuth returns a peerAuth with the certificates of the rotator or, if it is nil, with those
-// that another component, such as cert-manager, issues for all replicas.
+// newPeerAuth returns a peerAuth with the certificates of the rotator or, if it is nil, with the certificates that
+// another component, such as cert-manager, issues for all replicas.
 func newPeerAuth(o Options, rotator *certs.Rotator) peerAuth {
 	if rotator != nil {
 		certificate := func() (*tls.Certificate, error) { return rotator.GetCertificate(nil) }
@@ -45,7 +45,7 @@ func newPeerAuth(o Options, rotator *certs.Rotator) peerAuth {
 	return peerAuth{o.webhookName(), certificate, func() (*x509.CertPool, error) { return trustedCertificates(directory) }}
 }
 
-// client returns the client with which replicas call each other's webhook servers.
+// client returns the client that replicas call each other's webhook servers with.
 func (p peerAuth) client() *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		TLSClientConfig: &tls.Config{
@@ -60,8 +60,8 @@ func (p peerAuth) client() *http.Client {
 	}}
 }
 
-// requestCertificates makes a server request client certificates, and accept clients without one: the
-// API server, which calls the webhooks, has none.
+// requestCertificates makes a server request client certificates, and accept clients without one: the API server, which
+// calls the webhooks, does not have one.
 func requestCertificates(c *tls.Config) { c.ClientAuth = tls.RequestClientCert }
 
 // requireReplica returns a handler that answers other replicas, and refuses clients without their certificate.

@@ -26,18 +26,17 @@ import (
 )
 
 const (
-	// minStartDelay is the delay after the first failed attempt to start; it doubles
-	// with each further one up to maxStartDelay.
+	// minStartDelay is the delay after the first failed attempt to start; it doubles with each subsequent one up to
+	// maxStartDelay.
 	minStartDelay = time.Second
 	maxStartDelay = 10 * time.Second
 	// shutdownTimeout is how long a server waits for its open requests when it stops.
 	shutdownTimeout = 5 * time.Second
 )
 
-// Run runs the controller until ctx ends. It serves health and metrics at once, so
-// that a controller that starts before the API server, or before the objects of the
-// chart, is alive and not ready. It repeats New until it succeeds, logs the reason for
-// each failure, and then starts the manager.
+// Run runs the controller until ctx ends. It serves health and metrics immediately: a controller that starts before the
+// API server, or before the chart's objects, is alive and not ready. It repeats New until it succeeds, logs the reason
+// for each failure, and then starts the manager.
 //
 // Run returns an error if the manager ends on its own: the mode has changed, or the
 // replica has lost the lease of the leading replica, for example because the API
@@ -156,7 +155,7 @@ func (r *readiness) follow(m manager.Manager, servesWebhooks bool) error {
 	return nil
 }
 
-// check is a healthz.Checker. The manager starts the webhook server before its caches, from which the webhooks read.
+// check is a healthz.Checker. The manager starts the webhook server before the caches that the webhooks read from.
 func (r *readiness) check(request *http.Request) error {
 	checker := r.checker.Load()
 	switch {

@@ -85,7 +85,7 @@ func TestRun_endsIfAnAddressIsInUse(t *testing.T) {
 	}
 }
 
-// freeAddress returns a host:port on which no program listens.
+// freeAddress returns a host:port that no program listens on.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -118,7 +118,7 @@ func (r *Reconciler) poolsOfNetwork(ctx context.Context, o client.Object) (reque
 	return requests
 }
 
-// poolsOfNode returns requests for the pools of which a node has blocks.
+// poolsOfNode returns requests for the pools with blocks on a node.
 func (r *Reconciler) poolsOfNode(ctx context.Context, o client.Object) (requests []reconcile.Request) {
 	var blocks network.AddressBlockList
 	if err := r.Client.List(ctx, &blocks); err != nil {
@@ -132,8 +132,8 @@ func (r *Reconciler) poolsOfNode(ctx context.Context, o client.Object) (requests
 	return requests
 }
 
-// poolsOfLostNodes returns requests for the pools of which lost nodes have blocks. A claim has lost its devices,
-// which may have been on such a node.
+// poolsOfLostNodes returns requests for the pools with blocks on lost nodes. A claim has lost its devices, which may
+// have been on such a node.
 func (r *Reconciler) poolsOfLostNodes(ctx context.Context, _ client.Object) (requests []reconcile.Request) {
 	var blocks network.AddressBlockList
 	if err := r.Client.List(ctx, &blocks, client.MatchingFields{indexLost: "true"}); err != nil {
@@ -306,8 +306,8 @@ func (r *Reconciler) isLost(ctx context.Context, name string) (bool, error) {
 	return isOutOfService(&node), err
 }
 
-// isOutOfService reports whether an administrator has declared that the machine of a node
-// does not run any longer (KEP-2268, non-graceful node shutdown).
+// isOutOfService reports whether an administrator has declared that a node's machine no longer runs (KEP-2268,
+// non-graceful node shutdown).
 func isOutOfService(o client.Object) bool {
 	node, ok := o.(*corev1.Node)
 	return ok && slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool {
@@ -328,8 +328,8 @@ func (r *Reconciler) annotate(ctx context.Context, b *network.AddressBlock, valu
 	return r.Client.Patch(ctx, updated, client.MergeFrom(b))
 }
 
-// returnBlock deletes the block of a node that was lost at a time, if it may. It returns
-// the requeue interval; 0 means that events suffice.
+// returnBlock deletes the block of a node that was lost at the given time, if it may. It returns the requeue interval;
+// 0 means that events suffice.
 func (r *Reconciler) returnBlock(ctx context.Context, b *network.AddressBlock, since string) (time.Duration, error) {
 	lost, err := time.Parse(time.RFC3339, since)
 	if err != nil {

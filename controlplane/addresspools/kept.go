@@ -18,7 +18,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/device/addresspool"
 )
 
-// poolsOfStatefulSet returns requests for the pools of which pods of a StatefulSet keep addresses.
+// poolsOfStatefulSet returns requests for the pools with addresses that a StatefulSet's pods keep.
 func (r *Reconciler) poolsOfStatefulSet(ctx context.Context, o client.Object) (requests []reconcile.Request) {
 	var blocks network.AddressBlockList
 	if err := r.Client.List(ctx, &blocks); err != nil {
@@ -34,8 +34,7 @@ func (r *Reconciler) poolsOfStatefulSet(ctx context.Context, o client.Object) (r
 	return requests
 }
 
-// takeFromNode removes the name of a lost node from the block that a pod keeps, so that another
-// node can take it.
+// takeFromNode removes the name of a lost node from the block that a pod keeps. Another node can then take the block.
 func (r *Reconciler) takeFromNode(ctx context.Context, b *network.AddressBlock) error {
 	updated := b.DeepCopy()
 	updated.Spec.Node = ""

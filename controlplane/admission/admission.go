@@ -9,9 +9,9 @@
 //   - listedclaims.go, workload.go, joinlisted.go, joinreplica.go: the same for the claims of a Job or a replica,
 //     which are validated when the Job, CronJob, JobSet, StatefulSet, or LeaderWorkerSet is
 //     created.
-//   - queues.go: workloads of Kueue whose pods share claims.
-//   - references.go: the containers of a pod get references to its claims of the
-//     driver, because a container without a reference gets no device.
+//   - queues.go: Kueue workloads of pods with shared claims.
+//   - references.go: the containers of a pod get references to its claims of the driver, because a container without a
+//     reference does not get a device.
 //   - samename.go: PodGroups of Kubernetes with the name of one of the driver's.
 //   - native.go: in native mode, Kubernetes schedules the pods of a PodGroup together.
 //   - update.go: an update of a pod keeps what admission changed at creation.
@@ -70,8 +70,8 @@ type Pods struct {
 	Mode   mode.Mode
 	Driver string
 	Shards *Shards
-	// JobClaims enables claims that the pods of a Job share, and ReplicaClaims those that the pods of
-	// a replica share.
+	// JobClaims enables claims that the pods of a Job share, and ReplicaClaims enables claims that the pods of a replica
+	// share.
 	JobClaims, ReplicaClaims bool
 	// Kueue denies pods that share claims and that Kueue would never admit.
 	Kueue bool
@@ -94,7 +94,7 @@ func (p *Pods) Handle(ctx context.Context, req admission.Request) admission.Resp
 	}
 	request := string(req.UID)
 	if ptr.Deref(req.DryRun, false) {
-		request = "" // the pod needs no room in a claim
+		request = "" // the pod does not need room in a claim
 	}
 	warnings, err := p.complete(ctx, &pod, request)
 	if err != nil {
@@ -120,8 +120,7 @@ func (p *Pods) errorResponse(
 			"resources.claims, delete the pod and create it again", err, p.Driver))...)
 }
 
-// needsDriver reports whether the pod has one of the annotations for which the chart's webhook has the failure policy
-// Fail.
+// needsDriver reports whether the pod has an annotation that makes the chart's webhook use the failure policy Fail.
 func (p *Pods) needsDriver(pod *corev1.Pod) bool {
 	annotations := []string{scheduling.GroupAnnotation}
 	if p.JobClaims {
@@ -245,9 +244,9 @@ func (p *Pods) annotatedPodGroup(ctx context.Context, key types.NamespacedName) 
 	return &group, nil
 }
 
-// podGroupOfField returns the driver's PodGroup that a pod names in spec.schedulingGroup. If the driver has no
-// PodGroup of that name, or Kubernetes also has one, the pod means Kubernetes' PodGroup, even if the cluster does
-// not support claims of PodGroups. podGroupOfField then returns nil, with warnings, and never denies the pod.
+// podGroupOfField returns the driver's PodGroup that a pod names in spec.schedulingGroup. If the driver does not have a
+// PodGroup of that name, or Kubernetes also has one, the pod means Kubernetes' PodGroup, even if the cluster does not
+// support claims of PodGroups. podGroupOfField then returns nil, with warnings, and never denies the pod.
 func (p *Pods) podGroupOfField(
 	ctx context.Context, pod *corev1.Pod, key types.NamespacedName,
 ) (*scheduling.PodGroup, []string, error) {
@@ -276,12 +275,12 @@ func (p *Pods) podGroupOfField(
 	return &group, nil, nil
 }
 
-// fieldOfPodGroup is the path of the field by which a pod names a PodGroup of Kubernetes.
+// fieldOfPodGroup is the path of the pod field that names a PodGroup of Kubernetes.
 const fieldOfPodGroup = "spec.schedulingGroup.podGroupName"
 
-// isKubernetesPodGroup reports whether Kubernetes has the PodGroup, and the cache has none of the driver with that
-// name. It saves a second request to the API server for pods that do not use the driver. It returns an error if
-// Kubernetes' PodGroups cannot be read.
+// isKubernetesPodGroup reports whether Kubernetes has the PodGroup, and the cache does not have the driver's PodGroup
+// with that name. It saves a second request to the API server for pods that do not use the driver. It returns an error
+// if Kubernetes' PodGroups cannot be read.
 func (p *Pods) isKubernetesPodGroup(ctx context.Context, group types.NamespacedName) (bool, error) {
 	if err := p.Client.Get(ctx, group, &scheduling.PodGroup{}); !apierrors.IsNotFound(err) {
 		return false, nil // the caller reads the driver's PodGroup and compares
@@ -289,9 +288,8 @@ func (p *Pods) isKubernetesPodGroup(ctx context.Context, group types.NamespacedN
 	return hasSameName(ctx, p.APIReader, p.Mapper, group)
 }
 
-// warnWithoutPodGroup returns a warning for a pod with claims whose field names a PodGroup that neither the driver
-// nor Kubernetes has. known is false if it could not be determined whether Kubernetes has it; there is no warning
-// then.
+// warnWithoutPodGroup returns a warning for a pod with claims if its field names a PodGroup that does not exist in the
+// driver or in Kubernetes. known is false if it is unknown whether Kubernetes has it; there is no warning then.
 func warnWithoutPodGroup(pod *corev1.Pod, name string, known bool) []string {
 	if !known || len(pod.Spec.ResourceClaims) == 0 {
 		return nil
@@ -324,8 +322,7 @@ func podGroupName(pod *corev1.Pod) (name string, annotated bool, err error) {
 	return name, true, nil
 }
 
-// twoPodGroups denies a pod, or a pod template at path, whose annotation and
-// field name different PodGroups.
+// twoPodGroups denies a pod, or a pod template at path, if its annotation and its field name different PodGroups.
 func twoPodGroups(path, annotation, field string) error {
 	return denied(reasonConflict,
 		"%smetadata.annotations[%q] names PodGroup %q, but spec.schedulingGroup.podGroupName names %q: "+
@@ -353,9 +350,8 @@ func (p *Pods) assignShard(ctx context.Context, group *scheduling.PodGroup, entr
 	return p.Shards.assign(ctx, shardQuestion{Namespace: group.Namespace, Claim: first, Request: request})
 }
 
-// entrySpec returns the spec of the claim that is generated for a PodGroup's
-// entry: that of the claim, or of the template before the claim exists. It
-// returns nil if neither exists.
+// entrySpec returns the spec of the claim that is generated for a PodGroup's entry. It is the claim's spec, or the
+// template's before the claim exists. It returns nil if neither exists.
 func (p *Pods) entrySpec(
 	ctx context.Context, group *scheduling.PodGroup, entry string,
 ) (*resourceapi.ResourceClaimSpec, error) {

@@ -440,7 +440,8 @@ func TestPods_leavesPodsOfOtherPodGroupsAlone(t *testing.T) {
 	}
 }
 
-// A pod of another project costs at most one request to the API server, and gets no warning if the answer is an error.
+// A pod of another project costs at most one request to the API server, and does not get a warning if the answer is an
+// error.
 func TestPods_requestsForPodsOfOtherPodGroups(t *testing.T) {
 	for _, tc := range []struct {
 		name, group string
@@ -730,7 +731,7 @@ spec:
 		"example.com/a":                            true,
 		"scheduling.dra-shared.dev/pod-group":      false,
 		"scheduling.dra-shared.dev/job-claims":     false,
-		"scheduling.dra-shared.dev/replica-claims": true, // not enabled, so that the annotation has no effect
+		"scheduling.dra-shared.dev/replica-claims": true, // not enabled, so the annotation does not have an effect
 	} {
 		pods := newPods(t, mode.Bridge)
 		pods.JobClaims, pods.Client, pods.APIReader = true, brokenReader{}, brokenReader{}

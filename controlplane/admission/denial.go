@@ -33,9 +33,9 @@ const (
 	reasonSchedulerDiffers denialReason = "SchedulerDiffers"
 	// reasonConflict means that the pod requests the claims of two owners.
 	reasonConflict denialReason = "Conflict"
-	// reasonAnnotationDiffers means that the annotation of a pod or a template differs from that of its owner.
+	// reasonAnnotationDiffers means that the annotation of a pod or a template differs from its owner's.
 	reasonAnnotationDiffers denialReason = "AnnotationDiffers"
-	// reasonOwner means that no Job or replica whose claims the pod could share owns it.
+	// reasonOwner means that the pod does not have an owner with claims to share: a Job or a replica.
 	reasonOwner denialReason = "Owner"
 	// reasonClaimMissing means that a ResourceClaim or ResourceClaimTemplate does not exist yet.
 	reasonClaimMissing denialReason = "ClaimMissing"
@@ -63,8 +63,8 @@ func denied(reason denialReason, format string, args ...any) error {
 // auditReason is the key of the reason in the audit log, after the name of the webhook and a slash.
 const auditReason = "denial-reason"
 
-// errorResponse denies the request if err is a deniedError. Otherwise it reports
-// an internal error, after which the API server lets the client retry.
+// errorResponse denies the request if err is a deniedError. Otherwise, it reports an internal error, and the API server
+// lets the client retry.
 func errorResponse(err error, warnings []string) admission.Response {
 	var denial *deniedError
 	if !errors.As(err, &denial) {

@@ -21,10 +21,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 )
 
-// Holds is the webhook for the first entry of a PodGroup in a claim that a user created and that
-// has no device of the driver. It denies the entry unless the PodGroup names the claim. For other
-// claims, and for claims with an entry, the policies of the chart limit what the controller's
-// token can do; policies cannot read PodGroups.
+// Holds is the webhook for the first entry of a PodGroup in a user's claim without a device of the driver. It denies
+// the entry unless the PodGroup names the claim. For other claims, and for claims with an entry, the policies of the
+// chart limit what the controller's token can do; policies cannot read PodGroups.
 type Holds struct {
 	// APIReader reads PodGroups from the API server.
 	APIReader client.Reader

@@ -73,15 +73,14 @@ func (j *joiner) hasJoined(pod *corev1.Pod, c *corev1.PodResourceClaim) bool {
 	return c.ResourceClaimName != nil && pod.Labels[scheduling.GroupUIDLabel] == string(j.group.UID)
 }
 
-// markMember records the PodGroup in the pod, in fields that every cluster stores.
-// A pod with a claim that is one of several shards gets the gate, unless it is in a
-// PodGroup of Kubernetes as well, whose pods are scheduled together.
+// markMember records the PodGroup in the pod, in fields that every cluster stores. A pod with a claim that is one of
+// several shards gets the gate, unless it is also in a PodGroup of Kubernetes: such pods are scheduled together.
 func (j *joiner) markMember(pod *corev1.Pod, sharded bool) {
 	pod.Labels, pod.Annotations = notNil(pod.Labels), notNil(pod.Annotations)
 	pod.Labels[scheduling.GroupUIDLabel] = string(j.group.UID)
 	pod.Annotations[scheduling.GroupAnnotation] = j.group.Name
-	// In bridge mode, Kubernetes usually has no PodGroup of that name. A cluster that stores the
-	// field without supporting claims would not schedule the pod.
+	// In bridge mode, Kubernetes usually does not have a PodGroup of that name. A cluster that stores the field without
+	// supporting claims would not schedule the pod.
 	if !j.keepField {
 		pod.Spec.SchedulingGroup = nil
 	}
@@ -97,9 +96,9 @@ func (j *joiner) markMember(pod *corev1.Pod, sharded bool) {
 	}
 }
 
-// addGate adds the gate to a pod, unless annotations disable gates, or the pod is for a scheduler other than
-// that of Kubernetes: with a gang scheduler the pods would deadlock, because the scheduler waits for all
-// pods, and the gate for the first one to be bound.
+// addGate adds the gate to a pod, unless annotations disable gates or the pod is for a scheduler other than Kubernetes'
+// own. With a gang scheduler, the pods would deadlock: the scheduler waits for all pods, and the gate waits for the
+// first pod to be bound.
 func addGate(pod *corev1.Pod, annotations map[string]string) {
 	gate := corev1.PodSchedulingGate{Name: scheduling.ReservedGate}
 	isDefault := pod.Spec.SchedulerName == "" || pod.Spec.SchedulerName == corev1.DefaultSchedulerName

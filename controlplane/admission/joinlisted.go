@@ -118,7 +118,7 @@ func (p *Pods) claimListOf(ctx context.Context, pod *corev1.Pod) (*claimList, er
 	return nil, nil
 }
 
-// jobOf returns the Job that created the pod, whose template lists the same claims.
+// jobOf returns the Job that created the pod. The Job's template lists the same claims.
 func (p *Pods) jobOf(ctx context.Context, pod *corev1.Pod, value string) (*claimList, error) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if controller == nil || controller.Kind != "Job" || controller.APIVersion != batchv1.SchemeGroupVersion.String() {
@@ -166,8 +166,8 @@ func (p *Pods) getController(
 	return nil
 }
 
-// listedClaim returns the entry with the spec of its claims: that of the claim, or of the template before
-// the claim exists. The template may have been deleted since.
+// listedClaim returns the entry with the spec of its claims. It is the claim's spec, or the template's before the claim
+// exists. The template may have been deleted since.
 func (p *Pods) listedClaim(ctx context.Context, list *claimList, entry scheduling.ListedClaim) (listedClaim, error) {
 	if entry.Spec != nil {
 		return listedClaim{entry, entry.Spec}, nil
@@ -207,8 +207,8 @@ func addToContainers(spec *corev1.PodSpec, entry scheduling.ListedClaim) {
 	}
 }
 
-// markSharing records the owner of its claims in the pod, and adds the gate if the pod has a claim that
-// is one of several shards. Kubernetes may have created a PodGroup for the workload; its pods get no gate.
+// markSharing records the owner of its claims in the pod, and adds the gate if the pod has a claim that is one of
+// several shards. Kubernetes may have created a PodGroup for the workload; its pods do not get the gate.
 func markSharing(pod *corev1.Pod, owner types.UID, request string, sharded bool) {
 	pod.Labels, pod.Annotations = notNil(pod.Labels), notNil(pod.Annotations)
 	pod.Labels[scheduling.GroupUIDLabel] = string(owner)

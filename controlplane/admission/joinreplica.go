@@ -18,8 +18,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/podgroups"
 )
 
-// replicaOf returns the replica of the pod: that of its StatefulSet, or, for a worker of a
-// LeaderWorkerSet, that of its leader. The template of that StatefulSet lists the same claims.
+// replicaOf returns the replica of the pod: from its own StatefulSet, or, for a worker of a LeaderWorkerSet, from its
+// leader's StatefulSet. That StatefulSet's template lists the same claims.
 func (p *Pods) replicaOf(ctx context.Context, pod *corev1.Pod, value string) (*claimList, error) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if !isStatefulSet(controller) {

@@ -22,10 +22,9 @@ import (
 )
 
 const (
-	// ShardsPath is the path at which a replica serves Shards to the others.
+	// ShardsPath is the path that a replica serves Shards to the others at.
 	ShardsPath = "/shards"
-	// askTimeout is less than the webhook's timeout of 2 s, so that a replica can
-	// still answer if the leading one does not.
+	// askTimeout is less than the webhook's timeout of 2 s, so a replica can still answer if the leading one does not.
 	askTimeout = time.Second
 	// renewalTimeout is how long a replica waits for the leading one after the last renewal of the
 	// lease that the replica has observed. Replicas read the lease every 4.4 s at most.

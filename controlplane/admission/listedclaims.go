@@ -32,11 +32,10 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// ListedClaims is the webhook for Jobs, CronJobs, and JobSets whose pod templates have the annotation
-// job-claims, and for StatefulSets and LeaderWorkerSets with the annotation replica-claims. It
-// denies claims that the controller could not generate, so that the author sees the error, and
-// claims that the author is not permitted to create, because the controller creates them with its
-// own permissions.
+// ListedClaims is the webhook for Jobs, CronJobs, and JobSets with the annotation job-claims on their pod templates,
+// and for StatefulSets and LeaderWorkerSets with the annotation replica-claims. It denies claims that the controller
+// could not generate: the author then sees the error. It also denies claims that the author is not permitted to create,
+// because the controller creates them with its own permissions.
 type ListedClaims struct {
 	// Client creates SubjectAccessReviews, and claims in dry runs.
 	Client client.Client
@@ -45,8 +44,8 @@ type ListedClaims struct {
 	Driver    string
 }
 
-// checkLeader denies a LeaderWorkerSet whose leader and workers have different annotations: the
-// claims belong to the StatefulSet of leaders.
+// checkLeader denies a LeaderWorkerSet if its leader and workers have different annotations: the claims belong to the
+// StatefulSet of leaders.
 func (w *workloadObject) checkLeader() error {
 	t := w.Spec.LeaderWorkerTemplate
 	if t == nil || t.LeaderTemplate == nil || sameClaims(w.annotation,
@@ -59,8 +58,8 @@ func (w *workloadObject) checkLeader() error {
 		w.annotationPath(field.NewPath("spec", "leaderWorkerTemplate", "workerTemplate")))
 }
 
-// checkRelease denies an object that lists claims and on which, or on whose templates, the annotation release is new:
-// it has no effect. An object with a controller has the annotations of its owner, which was checked.
+// checkRelease denies an object that lists claims if it or its templates have a new annotation release, because the
+// annotation does not have an effect. An object with a controller has its owner's annotations, which were checked.
 func (w *workloadObject) checkRelease(old *workloadObject) error {
 	if len(w.templates()) == 0 || metav1.GetControllerOfNoCopy(&w.Metadata) != nil {
 		return nil
@@ -150,7 +149,7 @@ type confirmed struct {
 	authorized bool
 }
 
-// check denies a pod template whose claims cannot be generated, and returns warnings.
+// check denies a pod template if its claims cannot be generated, and returns warnings.
 func (l *ListedClaims) check(
 	ctx context.Context, req admission.Request, object *workloadObject, t templateAt, known *confirmed,
 ) ([]string, error) {
@@ -284,11 +283,10 @@ func extra(user authenticationv1.UserInfo) map[string]authorizationv1.ExtraValue
 	return values
 }
 
-// isInherited reports whether the controller of the object exists, and lists the same claims, and
-// the user may create objects that it controls.
-// Then a controller has created the object, such as a Job of a JobSet, and the owner's author
-// had the right to create claims. For the StatefulSet of a LeaderWorkerSet's workers, whose
-// controller is the leader's pod, it checks the controller of that pod.
+// isInherited reports whether the controller of the object exists, and lists the same claims, and the user may create
+// objects that it controls. Then a controller has created the object, such as a Job of a JobSet, and the owner's author
+// had the right to create claims. The StatefulSet of a LeaderWorkerSet's workers has the leader's pod as its
+// controller, so isInherited checks that pod's controller.
 func (l *ListedClaims) isInherited(
 	ctx context.Context, req admission.Request, object *workloadObject, value string,
 ) (bool, error) {

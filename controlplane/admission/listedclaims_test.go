@@ -48,7 +48,7 @@ const inOtherFormat = `
   name: net
 `
 
-// jobYAML returns a Job with the annotation and further fields of its pods' metadata and spec.
+// jobYAML returns a Job with the annotation and more fields of its pods' metadata and spec.
 func jobYAML(annotation, podMetadata, podSpec string) string {
 	return fmt.Sprintf(`{kind: Job, metadata: {name: train, namespace: ns}, spec: {template: {
 		metadata: {annotations: {scheduling.dra-shared.dev/job-claims: %q%s}},
@@ -278,7 +278,7 @@ spec:
              containers: [b]}
 `
 
-// podOfJob returns a pod of sharingJob with its own claim "own", and further fields of its spec.
+// podOfJob returns a pod of sharingJob with its own claim "own", and more fields of its spec.
 func podOfJob(t *testing.T, annotations, spec string) string {
 	t.Helper()
 	var job batchv1.Job
@@ -418,7 +418,7 @@ func TestPods_deniesPodsOfOtherOwners(t *testing.T) {
 	}
 }
 
-// Without the feature, the annotation has no effect.
+// Without the feature, the annotation does not have an effect.
 func TestPods_withoutJobClaims(t *testing.T) {
 	p := newJobPods(t)
 	p.JobClaims = false

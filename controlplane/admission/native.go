@@ -18,8 +18,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
-// scheduledAs is what the pods of a PodGroup of Kubernetes must have in common: if one of them differs,
-// the scheduler schedules none of them (validatePodGroup of Kubernetes' scheduler).
+// scheduledAs is what the pods of a PodGroup of Kubernetes must have in common: if one of them differs, the scheduler
+// does not schedule any of them (validatePodGroup of Kubernetes' scheduler).
 type scheduledAs struct {
 	scheduler     string // "": any, there is no pod yet
 	priority      int32
@@ -28,8 +28,8 @@ type scheduledAs struct {
 	policyClass   string                  // the priority class of the preemption policy
 }
 
-// checkScheduling denies, in native mode, a pod with which the scheduler would no longer schedule the pods of
-// the PodGroup. The API server has resolved the priority class of the pod before it calls webhooks.
+// checkScheduling denies, in native mode, a pod that would make the scheduler stop scheduling the PodGroup's pods. The
+// API server has resolved the priority class of the pod before it calls webhooks.
 func (p *Pods) checkScheduling(ctx context.Context, pod *corev1.Pod, group *scheduling.PodGroup) error {
 	if p.Mode != mode.Native {
 		return nil
@@ -58,9 +58,9 @@ func (p *Pods) checkScheduling(ctx context.Context, pod *corev1.Pod, group *sche
 	return nil
 }
 
-// scheduledAs returns the properties that the pods of the PodGroup must have, or nil if it has no pods and no
-// PodGroup of Kubernetes yet. The PodGroup of Kubernetes has the priority of the group. It has a preemption policy
-// only in clusters with the feature gate PodGroupPreemptionPolicy.
+// scheduledAs returns the properties that the PodGroup's pods must have, or nil as long as the PodGroup does not have
+// pods or a PodGroup of Kubernetes. The PodGroup of Kubernetes has the priority of the group. It has a preemption
+// policy only in clusters with the feature gate PodGroupPreemptionPolicy.
 func (p *Pods) scheduledAs(ctx context.Context, group *scheduling.PodGroup) (*scheduledAs, error) {
 	other, err := p.activePod(ctx, group)
 	if err != nil {
@@ -84,8 +84,8 @@ func (p *Pods) scheduledAs(ctx context.Context, group *scheduling.PodGroup) (*sc
 	return want, nil
 }
 
-// maxExamined limits the pods among which activePod searches: a group may have 10,000 pods, each of which admission
-// compares with another.
+// maxExamined limits the pods that activePod searches: a group may have 10,000 pods, and admission compares each with
+// another.
 const maxExamined = 64
 
 // activePod returns one of the first pods of the PodGroup that has not ended and is not being deleted, or nil.

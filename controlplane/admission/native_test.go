@@ -18,10 +18,10 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 )
 
-// Kubernetes' scheduler schedules no pod of a PodGroup whose pods differ in one of these fields.
+// Kubernetes' scheduler does not schedule the pods of a PodGroup if they differ in one of these fields.
 func TestPods_requiresSameSchedulingInNativePodGroup(t *testing.T) {
 	const (
-		early = "early" // has no native PodGroup yet
+		early = "early" // does not have a native PodGroup yet
 		prior = "prior" // has one of priority 1000
 	)
 	member := func(name string, change func(*corev1.Pod)) *corev1.Pod {

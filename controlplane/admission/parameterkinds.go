@@ -20,9 +20,9 @@ type alternative struct {
 	adminAccess bool
 }
 
-// validateTargets denies parameters of a configuration that the node would refuse for a request that they are for. It
-// knows only the devices of the chart's DeviceClasses. A request with alternatives may get a device that takes the
-// parameters, so that all alternatives must refuse them.
+// validateTargets denies a configuration's parameters if the node would refuse them for one of the configuration's
+// requests. It knows only the devices of the chart's DeviceClasses. A request with alternatives may get a device that
+// takes the parameters, so all alternatives must refuse them.
 func (p *Parameters) validateTargets(
 	requests []resourceapi.DeviceRequest, c resourceapi.DeviceClaimConfiguration, path *field.Path,
 ) (errs field.ErrorList) {
@@ -48,8 +48,8 @@ func (p *Parameters) validateTargets(
 	return errs
 }
 
-// alternativesOf returns the alternatives of a request to which a configuration applies. names are the requests that
-// the configuration names; without names, it applies to all requests.
+// alternativesOf returns the alternatives of a request that a configuration applies to. names are the requests that the
+// configuration names; without names, it applies to all requests.
 func alternativesOf(r resourceapi.DeviceRequest, names []string) (alternatives []alternative) {
 	all := len(names) == 0 || slices.Contains(names, r.Name)
 	if e := r.Exactly; e != nil && all {
@@ -64,8 +64,8 @@ func alternativesOf(r resourceapi.DeviceRequest, names []string) (alternatives [
 	return alternatives
 }
 
-// refusal returns the error with which the node refuses the parameters for a device of the chart's DeviceClass; nil if
-// it does not, or if the DeviceClass is another one.
+// refusal returns the error that the node returns when it refuses the parameters for a device of the chart's
+// DeviceClass; nil if it does not refuse them, or if the DeviceClass is another one.
 func (p *Parameters) refusal(a alternative, parameters v1alpha1.Parameters, path *field.Path) *field.Error {
 	attachment, isNetwork := parameters.(*v1alpha1.NetworkAttachment)
 	takes := map[string]string{

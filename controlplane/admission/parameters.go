@@ -21,11 +21,10 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 )
 
-// Parameters is the webhook for ResourceClaims, ResourceClaimTemplates, and
-// DeviceClasses. It denies parameters of the driver that the plugin would reject
-// for every device, by the plugin's own validation, and those that do not fit the chart's DeviceClass of their request.
-// Only the node validates parameters that depend on the allocated device. The webhook also validates the annotations
-// reserved-for and release.
+// Parameters is the webhook for ResourceClaims, ResourceClaimTemplates, and DeviceClasses. It denies parameters of the
+// driver that the plugin would reject for every device, by the plugin's own validation, and parameters that do not fit
+// the chart's DeviceClass of their request. Only the node validates parameters that depend on the allocated device. The
+// webhook also validates the annotations reserved-for and release.
 type Parameters struct {
 	Driver string
 }

@@ -147,7 +147,7 @@ func TestParameters_deniesAnInvalidHolder(t *testing.T) {
 	}
 }
 
-// The claims of a template get the annotations in its spec. Those of the template itself have no effect.
+// The claims of a template get the annotations in its spec. The template's own annotations do not have an effect.
 func TestParameters_annotationsOfTemplates(t *testing.T) {
 	const holder = "scheduling.dra-shared.dev/reserved-for"
 	for _, tc := range []struct{ name, template, denial, warning string }{

@@ -23,12 +23,11 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// Queues is the webhook for workloads that Kueue admits (label kueue.x-k8s.io/queue-name) and
-// whose pods share claims. It denies workloads that Kueue would charge wrongly: Kueue charges
-// each reference to a ResourceClaimTemplate once for each pod, and does not charge claims that
-// annotations list. It also denies workloads whose pods Kueue would never admit: for
-// Deployments, StatefulSets, and LeaderWorkerSets, Kueue admits each pod, and refuses pods
-// that reference claims by name, as pods with shared claims do.
+// Queues is the webhook for workloads that Kueue admits (label kueue.x-k8s.io/queue-name) if their pods share claims.
+// It denies workloads that Kueue would charge wrongly: Kueue charges each reference to a ResourceClaimTemplate once for
+// each pod, and does not charge claims that annotations list. It also denies workloads if Kueue would never admit their
+// pods: for Deployments, StatefulSets, and LeaderWorkerSets, Kueue admits each pod, and refuses pods that reference
+// claims by name, as pods with shared claims do.
 type Queues struct {
 	// APIReader reads PodGroups and templates from the API server.
 	APIReader client.Reader
@@ -57,7 +56,7 @@ type podCounts struct {
 	} `json:"spec"`
 }
 
-// podSet is a pod template with the number of pods for which Kueue charges it.
+// podSet is a pod template with the number of pods that Kueue charges it for.
 type podSet struct {
 	templateAt
 	pods int64
@@ -97,7 +96,7 @@ func (q *Queues) Handle(ctx context.Context, req admission.Request) admission.Re
 	return admission.Allowed("").WithWarnings(warnings...)
 }
 
-// checkPods denies a pod template whose pods Kueue admits one by one.
+// checkPods denies a pod template if Kueue admits its pods one by one.
 func checkPods(kind string, set podSet) error {
 	if kind != "Deployment" && kind != "StatefulSet" && kind != kindLeaderWorkerSet {
 		return nil
@@ -121,8 +120,8 @@ var sharingAnnotations = []string{
 	scheduling.GroupAnnotation, scheduling.JobClaimsAnnotation, scheduling.ReplicaClaimsAnnotation,
 }
 
-// checkQueuedTemplate denies a pod template whose pods share claims if the pods have the label, and the workload, with
-// the metadata, does not: Kueue admits such pods one by one.
+// checkQueuedTemplate denies a template of pods with shared claims if the pods have the label, but the workload's
+// metadata does not: Kueue admits such pods one by one.
 func checkQueuedTemplate(kind string, workload *metav1.ObjectMeta, set podSet) error {
 	if _, hasLabel := set.Labels[queueLabel]; !hasLabel || set.inQueuedJob {
 		return nil
@@ -149,10 +148,10 @@ func checkQueuedTemplate(kind string, workload *metav1.ObjectMeta, set podSet) e
 // kueueGate is the scheduling gate of the pods that Kueue admits one by one.
 const kueueGate = "kueue.x-k8s.io/admission"
 
-// checkQueuedPod denies a pod that shares claims and that Kueue would never admit. Only the gate shows whether
-// Kueue admits the pod itself: Kueue ignores the label of pods if it manages any of their owners, and it may
-// admit pods without the label. If Kueue's webhook adds the gate after this one has seen the pod, the API server
-// calls this one again.
+// checkQueuedPod denies a pod that shares claims if Kueue would never admit it. Only the gate shows whether Kueue
+// admits the pod itself: Kueue ignores the label of pods if it manages any of their owners, and it may admit pods
+// without the label. If Kueue's webhook adds the gate after this one has seen the pod, the API server calls this one
+// again.
 func checkQueuedPod(pod *corev1.Pod) error {
 	gated := slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
 		return g.Name == kueueGate
@@ -195,14 +194,14 @@ func (w *queuedWorkload) podSets() (sets []podSet) {
 	return sets
 }
 
-// podsOfJob returns the number of pods for which Kueue charges a Job: those that run at the same time.
+// podsOfJob returns the number of pods that Kueue charges a Job for: the pods that run at the same time.
 func podsOfJob(parallelism, completions *int32) int64 {
 	atATime := ptr.Deref(parallelism, 1)
 	return int64(min(atATime, ptr.Deref(completions, atATime)))
 }
 
-// check denies a template whose shared claims Kueue would charge wrongly, and returns warnings. all are the
-// templates of the workload.
+// check denies a template if Kueue would charge its shared claims wrongly, and returns warnings. all are the templates
+// of the workload.
 func (q *Queues) check(
 	ctx context.Context, namespace string, set podSet, all []podSet,
 ) (warnings []string, err error) {
@@ -235,11 +234,10 @@ func (q *Queues) check(
 	return warnings, nil
 }
 
-// checkPodGroup denies a template with a reference to a claim template which the PodGroup shares, if several pods of
-// the workload have the reference, and any template whose DeviceClass Kueue does not know. If the PodGroup does not
-// exist yet, it may share every claim template. The charge for a single pod is correct only for the first such
-// workload of the PodGroup. The webhook cannot determine which one is the first, so it returns a
-// warning.
+// checkPodGroup denies a template that references a claim template of the PodGroup, if several pods of the workload
+// have the reference, and any template with a DeviceClass that Kueue does not know. If the PodGroup does not exist yet,
+// it may share every claim template. The charge for a single pod is correct only for the first such workload of the
+// PodGroup. The webhook cannot determine which one is the first, so it returns a warning.
 func (q *Queues) checkPodGroup(
 	ctx context.Context, namespace, name string, set podSet, all []podSet,
 ) (warnings []string, err error) {

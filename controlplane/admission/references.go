@@ -23,17 +23,15 @@ import (
 // resources.claims of its containers. The hook runs only for containers that
 // reference a claim, so a container without a reference starts without the device.
 //
-// A NIC's link is in the network namespace that all containers of the pod share, so all of them get
-// a reference to it. Other devices are visible only in the containers that reference them. If one
-// container already references such a device, the others get no reference, because the author of
-// the pod has chosen the containers.
+// A NIC's link is in the network namespace that all containers of the pod share, so all of them get a reference to it.
+// Other devices are visible only in the containers that reference them. If one container already references such a
+// device, the others do not get a reference, because the pod's author has chosen the containers.
 //
 // The driver of a claim is unknown until the claim, or its template, exists. A pod that would share
 // such a claim with its PodGroup is denied, because it would run without the device for its whole
 // life. For other claims the user gets a warning.
 //
-// The annotation of a Job or replica may list the containers for a claim; then no others get a
-// reference.
+// The annotation of a Job or replica may list the containers for a claim; then only these get a reference.
 func (p *Pods) addClaimReferences(
 	ctx context.Context, pod *corev1.Pod, group *scheduling.PodGroup, listed map[string]listedClaim,
 ) (warnings []string, err error) {
@@ -78,7 +76,7 @@ func (p *Pods) addClaimReferences(
 	return warnings, nil
 }
 
-// checkHostNetwork denies a pod on the node's network whose claim with that index has a share of a NIC: with the
+// checkHostNetwork denies a pod on the node's network if its claim with that index has a share of a NIC: with the
 // references, its containers would never start.
 func checkHostNetwork(pod *corev1.Pod, index int, requests []driverRequest) error {
 	if !pod.Spec.HostNetwork || !slices.ContainsFunc(requests, func(r driverRequest) bool { return r.needsLink }) {
@@ -119,9 +117,8 @@ func sharedEntry(group *scheduling.PodGroup, c *corev1.PodResourceClaim) *schedu
 	return entry
 }
 
-// podClaimSpec returns the spec of a pod's claim, or nil if neither the claim nor
-// its template exists. A claim that is generated for the PodGroup's entry may not
-// exist yet, but its template does.
+// podClaimSpec returns the spec of a pod's claim, or nil if the claim and its template do not exist. A claim that is
+// generated for the PodGroup's entry may not exist yet, but its template does.
 func (p *Pods) podClaimSpec(
 	ctx context.Context, namespace string, group *scheduling.PodGroup, entry *scheduling.PodGroupResourceClaim,
 	c corev1.PodResourceClaim,
@@ -141,7 +138,7 @@ func (p *Pods) podClaimSpec(
 type driverRequest struct {
 	name  string
 	isNIC bool
-	// needsLink reports whether the pod certainly gets a link: the request has neither alternatives nor adminAccess.
+	// needsLink reports whether the pod certainly gets a link: the request does not have alternatives or adminAccess.
 	needsLink bool
 }
 

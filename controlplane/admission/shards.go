@@ -35,11 +35,9 @@ const (
 	pendingSteps = 5
 )
 
-// Shards counts the pods of each claim, so that no claim gets more pods than its
-// status.reservedFor has room for. Terminal pods count until they are deleted,
-// because their entries remain that long (see claims.StaleEntriesChange). Pods
-// that this replica has assigned but not observed yet count too, because a Job
-// may create hundreds of pods per second.
+// Shards counts the pods of each claim, so no claim gets more pods than its status.reservedFor has room for. Terminal
+// pods count until they are deleted, because their entries remain that long (see claims.StaleEntriesChange). Pods that
+// this replica has assigned but not observed yet count too, because a Job may create hundreds of pods per second.
 type Shards struct {
 	// LeadingReplica, if not nil, asks the leading replica instead.
 	LeadingReplica *LeadingReplica
@@ -97,9 +95,8 @@ func (s *Shards) assignLocally(q shardQuestion) (int, error) {
 		claims.MaxShards*shardPods)
 }
 
-// isFull reports whether no further pod of the namespace can be assigned. When maxPending pods of all namespaces
-// wait, only namespaces with less than an equal part of them can continue, so that one namespace cannot block the
-// others.
+// isFull reports whether the namespace cannot get another pod assigned. When maxPending pods of all namespaces wait,
+// only namespaces with less than an equal part of them can continue. One namespace therefore cannot block the others.
 func (s *Shards) isFull(namespace string) bool {
 	return s.waiting >= maxPending && s.waits[namespace] >= maxPending/max(1, len(s.waits))
 }

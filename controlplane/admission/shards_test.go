@@ -53,8 +53,8 @@ func TestShards_limitsPendingPods(t *testing.T) {
 	}
 }
 
-// A namespace whose pods are admitted and never created, for example because of its quota, does not keep out those of
-// others.
+// A namespace with pods that are admitted and never created, for example because of its quota, does not keep out the
+// pods of others.
 func TestShards_limitsPendingPodsOfEachNamespace(t *testing.T) {
 	clock := testclock.NewFakePassiveClock(time.Now())
 	s := syncedShards(clock)
@@ -91,7 +91,7 @@ func TestShards_limitsPendingPodsOfEachNamespace(t *testing.T) {
 	}
 }
 
-// A dry run creates no pod, so it takes no room in a claim.
+// A dry run does not create a pod, so it does not take room in a claim.
 func TestShards_dryRun(t *testing.T) {
 	s := syncedShards(testclock.NewFakePassiveClock(time.Now()))
 	for range shardPods + 1 {

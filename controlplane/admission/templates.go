@@ -20,11 +20,10 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// Templates is the webhook for objects with a pod template. A cluster with the
-// feature gates off drops spec.schedulingGroup from a template when it stores the
-// object. The webhook copies the name of the PodGroup to the annotation, which
-// the pods inherit. It copies the name only if the PodGroup exists, and Kubernetes has
-// none of that name: otherwise the field names one of Kubernetes' own PodGroups.
+// Templates is the webhook for objects with a pod template. A cluster with the feature gates off drops
+// spec.schedulingGroup from a template when it stores the object. The webhook copies the name of the PodGroup to the
+// annotation, which the pods inherit. It copies the name only if the PodGroup exists, and Kubernetes does not have a
+// PodGroup of that name: otherwise, the field names Kubernetes' own PodGroup.
 type Templates struct {
 	APIReader client.Reader
 	// Mapper knows which types the API server serves.

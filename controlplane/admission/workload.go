@@ -21,8 +21,8 @@ const (
 	kindLeaderWorkerSet = "LeaderWorkerSet"
 )
 
-// ownerKinds are the kinds of the objects that create Jobs or StatefulSets, and whose templates
-// the webhook also checks, by API group. The resource is the lower-case plural of the kind.
+// ownerKinds are the kinds of objects that create Jobs or StatefulSets, by API group. The webhook also checks their
+// templates. The resource is the lower-case plural of the kind.
 var ownerKinds = map[string]struct{ kind, resource string }{
 	batchv1.GroupName: {kindCronJob, "cronjobs"}, "jobset.x-k8s.io": {"JobSet", "jobsets"},
 	"leaderworkerset.x-k8s.io": {kindLeaderWorkerSet, "leaderworkersets"},
@@ -46,7 +46,7 @@ type workloadFields struct {
 			Template batchv1.JobTemplateSpec `json:"template"`
 		} `json:"replicatedJobs"` // of a JobSet
 		LeaderWorkerTemplate *struct {
-			LeaderTemplate *corev1.PodTemplateSpec `json:"leaderTemplate"` // nil: the same as that of the workers
+			LeaderTemplate *corev1.PodTemplateSpec `json:"leaderTemplate"` // nil: the same as WorkerTemplate
 			WorkerTemplate corev1.PodTemplateSpec  `json:"workerTemplate"`
 		} `json:"leaderWorkerTemplate"` // of a LeaderWorkerSet
 	} `json:"spec"`
@@ -134,8 +134,8 @@ func (w *workloadObject) releases() map[string]string {
 	return values
 }
 
-// containers returns the containers of the pods that share the claims which the template
-// lists: in a LeaderWorkerSet, those of the leader and of the workers.
+// containers returns the containers of the pods that share the claims listed in the template: in a LeaderWorkerSet, the
+// containers of the leader and of the workers.
 func (w *workloadObject) containers(template *corev1.PodSpec) map[string]*corev1.Container {
 	known := containersByName(template)
 	if t := w.Spec.LeaderWorkerTemplate; t != nil {

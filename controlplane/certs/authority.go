@@ -27,8 +27,7 @@ const (
 	// before it signs. It covers replicas and API servers that learn of the change
 	// late.
 	trustOverlap = time.Hour
-	// clockSkew is the time by which the clock of an API server may be behind that of the
-	// controller.
+	// clockSkew is how far an API server's clock may be behind the controller's.
 	clockSkew = 5 * time.Minute
 )
 
@@ -50,10 +49,10 @@ type authority struct {
 
 // authoritySet is the content of the Secret.
 type authoritySet struct {
-	current *authority // signs; nil if the Secret has no usable authority
+	current *authority // signs; nil if the Secret does not have a usable authority
 	next    *authority // replaces current after trustOverlap; may be nil
-	// trusted are the certificates of current and next, and of previous authorities
-	// whose signatures may still be in use.
+	// trusted are the certificates of current and next, and of previous authorities if their signatures may still be in
+	// use.
 	trusted []*x509.Certificate
 }
 
@@ -174,7 +173,7 @@ func newAuthority(commonName string, now time.Time) (*authority, error) {
 	}, nil
 }
 
-// created returns the time at which newAuthority generated the authority.
+// created returns the time when newAuthority generated the authority.
 func (a *authority) created() time.Time { return a.certificate.NotBefore.Add(clockSkew) }
 
 // sign issues a serving certificate with a new key. The certificate expires no later than the

@@ -1,8 +1,8 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package certs provides the webhook server's certificate and makes the API
-// server trust it, so that the driver needs no certificate manager.
+// Package certs provides the webhook server's certificate and makes the API server trust it, so the driver does not
+// need a certificate manager.
 //
 // One Secret holds a certificate authority. Every replica of the controller runs
 // a Rotator, which keeps three things up to date:
@@ -13,13 +13,11 @@
 //   - the CA bundles of the webhook configurations: they contain every authority
 //     that may have signed the certificate of some replica.
 //
-// A rotation is staged so that no replica ever serves a certificate that the API
-// server does not trust yet. First the Rotator generates the next authority and
-// adds it to the bundles, while the current one still signs. After trustOverlap
-// the next authority becomes the current one. The Rotator removes the previous
-// one from the bundles after the last certificate that it signed has expired. The
-// stage follows from the Secret and the time alone, so replicas need no leader
-// election and a restart loses nothing.
+// A rotation has stages, so that replicas never serve a certificate that the API server does not trust yet. First the
+// Rotator generates the next authority and adds it to the bundles, while the current one still signs. After
+// trustOverlap the next authority becomes the current one. The Rotator removes the previous one from the bundles after
+// the last certificate that it signed has expired. The stage follows from the Secret and the time alone, so replicas do
+// not need leader election and a restart does not lose anything.
 package certs
 
 import (
@@ -49,7 +47,7 @@ import (
 type Options struct {
 	// Namespace and Secret name the Secret of the authority.
 	Namespace, Secret string
-	// DNSNames are the names by which the API server calls the webhook.
+	// DNSNames are the names that the API server calls the webhook by.
 	DNSNames []string
 	// Configurations are the names of the webhook configurations that have to trust
 	// the authority. Each is the name of both a MutatingWebhookConfiguration and a
@@ -58,8 +56,8 @@ type Options struct {
 }
 
 const (
-	// renewalPeriod bounds how late a certificate is renewed, which no event announces. It
-	// is short in comparison with trustOverlap.
+	// renewalPeriod bounds how late a certificate is renewed. No event announces that a renewal is due. It is short in
+	// comparison with trustOverlap.
 	renewalPeriod = 10 * time.Minute
 	// retryPeriod is the delay after the first of several failures; it doubles up to
 	// maxRetryPeriod.

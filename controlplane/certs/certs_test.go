@@ -494,7 +494,7 @@ func TestRotator_Start(t *testing.T) {
 		return issuer
 	}
 	first := untilServed("after the start", nil)
-	// Deleting the Secret is how an administrator replaces the authority at once.
+	// Deleting the Secret is how an administrator replaces the authority immediately.
 	if err := e.client.CoreV1().Secrets(namespace).Delete(ctx, secretName, metav1.DeleteOptions{}); err != nil {
 		t.Error(err)
 	}

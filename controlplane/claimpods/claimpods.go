@@ -5,7 +5,7 @@
 //
 // The controller's cache has only the pods of PodGroups: with all pods, it would grow with unrelated workloads. A
 // Watcher caches the pods of a namespace as long as its user needs the pods of a claim in it, and only pods that use
-// claims. Changes of the pods cause requests for the claim, so that reconcilers need not poll.
+// claims. Changes of the pods cause requests for the claim, so reconcilers do not need to poll.
 package claimpods
 
 import (
@@ -30,8 +30,8 @@ import (
 )
 
 const (
-	// requestDelay is the time from a change of a pod to the request for its claim, so that the start of hundreds of
-	// pods causes few requests.
+	// requestDelay is the time from a pod's change to the request for its claim. With it, the start of hundreds of pods
+	// causes few requests.
 	requestDelay = time.Second
 	// listTimeout limits how long Pods waits for the first list of a namespace's pods.
 	listTimeout = 10 * time.Second
@@ -52,7 +52,7 @@ type Watcher struct {
 	start func(cache.SharedIndexInformer) (stop context.CancelFunc)
 }
 
-// namespace is a namespace with a claim for which Pods was called.
+// namespace is a namespace with a claim that Pods was called for.
 type namespace struct {
 	informer cache.SharedIndexInformer
 	stop     context.CancelFunc
@@ -188,7 +188,7 @@ func isRelevant(before, after any) bool {
 	return !ok || !ok2 || a.Spec.NodeName != b.Spec.NodeName || a.Status.Phase != b.Status.Phase
 }
 
-// request sends requests for those claims of a pod for which Pods was called.
+// request sends requests for the claims of a pod that Pods was called for.
 func (w *Watcher) request(object any) {
 	if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
 		object = last.Obj

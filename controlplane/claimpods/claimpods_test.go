@@ -149,7 +149,7 @@ func TestWatcher_Pods(t *testing.T) {
 
 // A request is sent for each change that matters to a claim, and for no other claim.
 func TestWatcher_sendsRequests(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // the delays of requests pass at once
+	synctest.Test(t, func(t *testing.T) { // the delays of requests pass immediately
 		e := newTestEnv(t, testPod("a", "old", "other"))
 		claim := claimNamed("a", "shared")
 		e.expectPods(claim)
@@ -184,10 +184,10 @@ func TestWatcher_sendsRequests(t *testing.T) {
 
 // The pods of a namespace are watched as long as one of its claims needs them.
 func TestWatcher_Forget(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // the delays of requests pass at once
+	synctest.Test(t, func(t *testing.T) { // the delays of requests pass immediately
 		e := newTestEnv(t)
 		first, second := claimNamed("a", "first"), claimNamed("a", "second")
-		e.Forget(first) // of which Pods was not called
+		e.Forget(first) // Pods was not called for it
 		e.expectPods(first)
 		e.expectPods(second)
 		e.Forget(first)

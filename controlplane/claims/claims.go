@@ -35,8 +35,7 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// Owner identifies the object for which claims are generated and reserved. The
-// claims are in its namespace.
+// Owner identifies the object that claims are generated and reserved for. The claims are in its namespace.
 type Owner struct {
 	schema.GroupVersionKind
 	// Resource is the lower-case plural of the kind, such as "jobs".
@@ -44,8 +43,7 @@ type Owner struct {
 	Namespace string
 	Name      string
 	UID       types.UID
-	// Replica is the ordinal of the replica whose claims these are; "" if they are claims of the
-	// owner as a whole.
+	// Replica is the ordinal of the replica that the claims belong to; "" if they belong to the owner as a whole.
 	Replica string
 }
 
@@ -57,12 +55,10 @@ func (o Owner) Reference() resourceapi.ResourceClaimConsumerReference {
 	}
 }
 
-// Name returns the name of the claim that is generated for a shard of an owner's
-// spec.resourceClaims entry. The name depends only on the arguments, so that
-// concurrent or repeated reconciles never create two claims for one shard. It
-// includes a hash of the owner's UID (and the replica), so that an owner which was deleted and created
-// again under the same name does not take over the claims of its predecessor.
-// Most entries have only shard 0.
+// Name returns the name of the claim that is generated for a shard of an owner's spec.resourceClaims entry. The name
+// depends only on the arguments, so concurrent or repeated reconciles never create two claims for one shard. It
+// includes a hash of the owner's UID (and the replica), so an owner that was deleted and created again under the same
+// name does not take over its predecessor's claims. Most entries have only shard 0.
 func Name(owner Owner, entry string, shard int) string {
 	key, name := string(owner.UID)+"/"+entry, owner.Name+"-"+entry
 	if owner.Replica != "" {
@@ -74,7 +70,7 @@ func Name(owner Owner, entry string, shard int) string {
 	return NameOfShard(strings.TrimRight(name[:min(len(name), maxLength)], "-.")+suffix, shard)
 }
 
-// NameOfShard returns the name of a shard from that of shard 0.
+// NameOfShard returns the name of a shard, given the name of shard 0.
 func NameOfShard(first string, shard int) string {
 	if shard == 0 {
 		return first

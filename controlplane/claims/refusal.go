@@ -32,7 +32,7 @@ func IsRefused(err error) bool {
 }
 
 // isValidation reports whether an error of the kind Invalid comes from the validation of the object, which names
-// fields. A ValidatingAdmissionPolicy refuses objects with the same kind of error, and names none.
+// fields. A ValidatingAdmissionPolicy refuses objects with the same kind of error, and does not name fields.
 func isValidation(err error) bool {
 	var answer apierrors.APIStatus
 	if !errors.As(err, &answer) || answer.Status().Details == nil {

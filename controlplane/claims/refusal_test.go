@@ -74,7 +74,7 @@ func TestIsRefused(t *testing.T) {
 	}
 }
 
-// The API server's own validation refuses entries that are no longer valid, after which an event triggers the next
+// The API server's own validation refuses entries that are no longer valid, and an event then triggers the next
 // reconcile. No event follows what a policy refuses.
 func TestClaimWriter_Apply_refusedEntries(t *testing.T) {
 	for name, tc := range map[string]struct{ refusal, want error }{

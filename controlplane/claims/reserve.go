@@ -15,8 +15,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
-// MaxPods is the number of pods for which a claim can be reserved in addition to its
-// owner. The API limits status.reservedFor to ResourceClaimReservedForMaxSize entries.
+// MaxPods is the number of pods that a claim can be reserved for in addition to its owner. The API limits
+// status.reservedFor to ResourceClaimReservedForMaxSize entries.
 const MaxPods = resourceapi.ResourceClaimReservedForMaxSize - 1
 
 // PodState is the state of a pod that determines its entry in the claims that it uses.
@@ -29,7 +29,7 @@ type PodState struct {
 	Terminal bool
 	// Terminating pods are being deleted.
 	Terminating bool
-	// Gated pods wait behind a scheduling gate, the driver's or that of another controller.
+	// Gated pods wait behind a scheduling gate, the driver's or another controller's.
 	Gated bool
 	// AwaitsEntry is true if a gated pod has only the driver's scheduling gate, which it keeps
 	// until it has its entry.
@@ -66,12 +66,11 @@ type Change struct {
 	Precondition bool
 }
 
-// Empty reports whether the change has no effect.
+// Empty reports whether the change does not have an effect.
 func (c Change) Empty() bool { return len(c.Add) == 0 && len(c.Remove) == 0 && !c.Deallocate }
 
-// Patch returns the change as a strategic merge patch of the claim's status. The
-// merge key of the entries is their UID, so that the patch keeps entries which other
-// clients add concurrently.
+// Patch returns the change as a strategic merge patch of the claim's status. The merge key of the entries is their UID,
+// so the patch keeps entries that other clients add concurrently.
 func (c Change) Patch(claim *resourceapi.ResourceClaim) ([]byte, error) {
 	metadata := map[string]any{"uid": claim.UID}
 	if c.Precondition || c.Deallocate {
@@ -112,24 +111,23 @@ func containsUID(entries []resourceapi.ResourceClaimConsumerReference, uid types
 	return slices.ContainsFunc(entries, func(e resourceapi.ResourceClaimConsumerReference) bool { return e.UID == uid })
 }
 
-// ReservationOptions are the circumstances on which ReservationChange depends.
+// ReservationOptions are the circumstances that ReservationChange depends on.
 type ReservationOptions struct {
 	// Native reports whether the cluster is in native mode.
 	Native bool
-	// Pinned keeps the owner's entry and those of waiting pods, even if the scheduler finds no node for the pods: pods
-	// that are bound use the same devices by other claims of the owner.
+	// Pinned keeps the owner's entry and the entries of waiting pods, even if the scheduler does not find a node for the
+	// pods: bound pods use the same devices through other claims of the owner.
 	Pinned bool
 }
 
 // ReservationChange returns the change that gives an allocated claim the entries of
 // its owner and of the owner's pods.
 //
-// The owner's entry keeps the claim allocated. It is therefore added only when a pod
-// of the owner is bound: before that, the scheduler must be able to deallocate a
-// claim whose devices no pod can use. For the same reason, pods behind the gate get
-// their entries only when another pod is bound. The owner's entry and those of waiting
-// pods are removed when none of the pods is bound any more and the scheduler finds no
-// node for the pods that it may schedule.
+// The owner's entry keeps the claim allocated. It is therefore added only when a pod of the owner is bound: before
+// that, the scheduler must be able to deallocate a claim if no pod can use its devices. For the same reason, pods
+// behind the gate get their entries only when another pod is bound. The owner's entry and the entries of waiting pods
+// are removed when none of the pods is bound anymore and the scheduler does not find a node for the pods that it may
+// schedule.
 func ReservationChange(claim *resourceapi.ResourceClaim, owner Owner, pods []PodState, o ReservationOptions) Change {
 	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
 		return Change{}
@@ -154,11 +152,11 @@ func ReservationChange(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod
 	return change
 }
 
-// goal is the state of the owner's entry at which a change aims.
+// goal is the state of the owner's entry that a change aims at.
 type goal int
 
 const (
-	// keepOwnerEntry neither adds nor removes the owner's entry.
+	// keepOwnerEntry does not add or remove the owner's entry.
 	keepOwnerEntry goal = iota
 	// holdClaim adds the owner's entry.
 	holdClaim
@@ -169,8 +167,8 @@ const (
 	// because the cluster has left native mode. Kubernetes does not remove its entry
 	// then, and the kubelet no longer accepts it in place of the pods' own entries.
 	replaceNativeEntry
-	// allowReallocation removes the owner's entry and those of waiting pods, so that the
-	// scheduler can deallocate the claim and choose other devices.
+	// allowReallocation removes the owner's entry and the entries of waiting pods. The scheduler can then deallocate the
+	// claim and choose other devices.
 	allowReallocation
 )
 
@@ -201,9 +199,9 @@ func (r reservation) isHeldByNative() bool {
 	return slices.ContainsFunc(r.claim.Status.ReservedFor, r.isNativeEntryOfOwner)
 }
 
-// IsStuck reports whether the scheduler finds no node for any pod that it may schedule, and there
-// is such a pod. A pod that it has not tried cannot be distinguished from one for which it is about
-// to find a node: the claim must not change for either.
+// IsStuck reports whether there are pods that the scheduler may schedule, but it does not find a node for any of them.
+// A pod that it has not tried looks the same as a pod that it is about to find a node for: the claim must not change
+// for either.
 func IsStuck(pods []PodState) bool {
 	rejected := false
 	for _, p := range pods {
@@ -221,8 +219,7 @@ func IsStuck(pods []PodState) bool {
 // IsRunning reports whether the pod has a node and has not ended.
 func (p PodState) IsRunning() bool { return p.Bound && !p.Terminal }
 
-// Waits reports whether the pod has no node, and the scheduler is not about to choose
-// one.
+// Waits reports whether the pod does not have a node, and the scheduler is not about to choose one.
 func (p PodState) Waits() bool { return !p.Bound && !p.Terminal && (p.Gated || p.Unschedulable) }
 
 // isNativeEntryOfOwner reports whether the entry is for Kubernetes' PodGroup that
@@ -255,8 +252,8 @@ func (r reservation) desiredOwnerEntries() []resourceapi.ResourceClaimConsumerRe
 	return desired
 }
 
-// room returns the number of entries that can be added to those desired so far. It
-// keeps one for an owner whose entry follows later.
+// room returns the number of entries that can be added to the desired ones so far. It keeps one for an owner's entry
+// that follows later.
 func (r reservation) room(desired []resourceapi.ResourceClaimConsumerReference) int {
 	room := resourceapi.ResourceClaimReservedForMaxSize - len(desired)
 	if !containsUID(desired, r.owner.UID) && !IsReservedFor(r.claim, r.owner.UID) {
@@ -298,11 +295,10 @@ func diff(current, desired []resourceapi.ResourceClaimConsumerReference) Change 
 	return change
 }
 
-// DeletedClaimChange returns the change for a claim that a user deletes while its owner exists. New
-// pods cannot use such a claim, so its deletion must be able to complete: the owner's entry is
-// removed, because pods that run with the claim have separate entries, and so are the entries of
-// pods that still wait for a node, whose UIDs the caller passes. The caller also passes the UID of
-// an entry for all pods of the owner if all of them wait.
+// DeletedClaimChange returns the change for a claim that a user deletes while its owner exists. New pods cannot use
+// such a claim, so its deletion must be able to complete: the owner's entry is removed, because pods that run with the
+// claim have separate entries. The entries of pods that still wait for a node are also removed; the caller passes their
+// UIDs. The caller also passes the UID of an entry for all pods of the owner if all of them wait.
 func DeletedClaimChange(claim *resourceapi.ResourceClaim, owner Owner, waiting ...types.UID) Change {
 	remove := EntriesToRemove(claim, func(e resourceapi.ResourceClaimConsumerReference) bool {
 		return e.UID == owner.UID || slices.Contains(waiting, e.UID)
@@ -310,10 +306,9 @@ func DeletedClaimChange(claim *resourceapi.ResourceClaim, owner Owner, waiting .
 	return Change{Remove: remove, Precondition: true}
 }
 
-// EntriesToRemove returns the UIDs of the entries to remove when a holder releases
-// the claim: the entries that isHolder selects, and the controller's entries for terminal pods.
-// The latter stay if another PodGroup, or the object that the annotation reserved-for
-// names, holds the claim: the controller of that holder maintains them.
+// EntriesToRemove returns the UIDs of the entries to remove when a holder releases the claim: the entries that isHolder
+// selects, and the controller's entries for terminal pods. The entries for terminal pods stay if another PodGroup, or
+// the object that the annotation reserved-for names, holds the claim: that holder's controller maintains them.
 func EntriesToRemove(
 	claim *resourceapi.ResourceClaim, isHolder func(resourceapi.ResourceClaimConsumerReference) bool,
 ) []types.UID {
@@ -336,9 +331,8 @@ func EntriesToRemove(
 	return append(holders, terminal...)
 }
 
-// ReleaseChange returns the change that releases a claim whose holder no longer exists. The
-// caller passes the UIDs of Kubernetes' entries for the holder if Kubernetes does not
-// remove them because its feature gates are off.
+// ReleaseChange returns the change that releases a claim after its holder has ceased to exist. The caller passes the
+// UIDs of Kubernetes' entries for the holder if Kubernetes does not remove them because its feature gates are off.
 //
 // The caller deletes a generated claim first, and Kubernetes deallocates a claim that is being
 // deleted when its last entry is removed. Kubernetes deallocates a claim that remains (keepsClaim)

@@ -49,10 +49,10 @@ func AnySelectsDriver(selectors []resourceapi.DeviceSelector, driver string) boo
 	})
 }
 
-// selectsKind reports whether a CEL expression for devices selects those of a kind of the driver: it compares the
-// attribute kind with it, or uses the attribute own, which only the devices of that kind have; "" if there is none. It
-// examines the tokens of the expression and does not evaluate it, so it does not recognize attributes to which the
-// expression gives another name with cel.bind.
+// selectsKind reports whether a CEL expression selects the driver's devices of a kind: it compares the attribute kind
+// with the kind, or uses the attribute own, which only devices of that kind have; own is "" if there is no such
+// attribute. It examines the tokens of the expression and does not evaluate it, so it does not recognize attributes
+// that the expression gives another name with cel.bind.
 func selectsKind(expression, driver, kind, own string) bool {
 	if !strings.Contains(expression, kind) && (own == "" || !strings.Contains(expression, own)) {
 		return false // the usual case

@@ -19,8 +19,8 @@ import (
 // MaxShards is the largest number of shards of an owner's entry.
 const MaxShards = 256
 
-// ShardNumber returns the number of the shard whose claim has that name. It returns
-// false if the name is not that of a claim for the owner's entry.
+// ShardNumber returns the number of the shard from its claim's name. It returns false if no claim for the owner's entry
+// has that name.
 func ShardNumber(owner Owner, entry, name string) (int, bool) {
 	first := Name(owner, entry, 0)
 	if name == first {
@@ -38,9 +38,8 @@ func ShardNumber(owner Owner, entry, name string) (int, bool) {
 	return n, Name(owner, entry, n) == name
 }
 
-// RequestsFabric reports whether a request of the spec, or one of its alternatives, is for
-// a fabric of the driver. Pods on several nodes can use a fabric, so that there may be
-// more pods than a claim can be reserved for.
+// RequestsFabric reports whether a request of the spec, or one of its alternatives, is for a fabric of the driver. Pods
+// on several nodes can use a fabric, so there may be more pods than a claim can be reserved for.
 //
 // A request is for fabrics if it has the chart's DeviceClass, or if a selector of the request or its DeviceClass
 // selects fabrics. class returns a DeviceClass, or nil if it does not exist.
@@ -116,8 +115,7 @@ func GenerateShard(
 	return claim, nil
 }
 
-// selectDevice changes the request to which the result belongs: it selects exactly
-// the allocated device and consumes none of its capacity.
+// selectDevice changes the result's request: it selects exactly the allocated device and consumes none of its capacity.
 func selectDevice(
 	devices *resourceapi.DeviceClaim, result resourceapi.DeviceRequestAllocationResult, driver string,
 ) error {
@@ -145,8 +143,8 @@ func selectDevice(
 	return nil
 }
 
-// allocatedRequest returns the request to which the result belongs. If the result is
-// for one of several alternatives, the request is changed to ask for that one alone.
+// allocatedRequest returns the result's request. If the result is for one of several alternatives, the request is
+// changed to ask for that one alone.
 func allocatedRequest(
 	devices *resourceapi.DeviceClaim, result resourceapi.DeviceRequestAllocationResult,
 ) (*resourceapi.ExactDeviceRequest, error) {

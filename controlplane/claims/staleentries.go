@@ -25,19 +25,17 @@ import (
 // Two bugs of Kubernetes' resource claim controller rarely matter elsewhere, but
 // always where a holder keeps a claim longer than its pods exist:
 //
-//   - The controller reserves the claim for a terminal pod that still exists, removes
-//     the entry, and repeats both as fast as its rate limit permits until the pod is
-//     deleted (kubernetes/kubernetes#141274; all versions up to 1.37). It does not
-//     touch a pod whose UID is in any entry, nor an entry that is not for a pod. An
-//     entry of the controller with the UID of the pod therefore stops the loop.
+//   - The controller reserves the claim for a terminal pod that still exists, removes the entry, and repeats both as
+//     fast as its rate limit permits until the pod is deleted (kubernetes/kubernetes#141274; all versions up to 1.37).
+//     It does not touch a pod if any entry has its UID, and does not touch entries that are not for pods. An entry that
+//     the driver's controller writes with the pod's UID therefore stops the loop.
 //   - Before 1.36, the controller ignores a claim that has an entry for anything but a
 //     pod. Entries of deleted pods stay until status.reservedFor is full
 //     (kubernetes/kubernetes#136406).
 
-// MaxTerminalPods is the number of terminal pods that get an entry of the controller in a claim
-// whose owner cannot generate further shards. The rest of status.reservedFor is for
-// the pods of a full node (110 by default). Kubernetes' loop affects further terminal
-// pods.
+// MaxTerminalPods is the number of terminal pods that get an entry of the controller in a claim if its owner cannot
+// generate more shards. The rest of status.reservedFor is for the pods of a full node (110 by default). Kubernetes'
+// loop affects the remaining terminal pods.
 const MaxTerminalPods = MaxPods - 128
 
 // terminalPodEntry returns the controller's entry for a terminal pod.
@@ -92,7 +90,7 @@ func missingTerminalEntries(
 		if !affected || done[p.UID] || len(done) >= maxTerminal {
 			continue
 		}
-		// The pod's own entry, which has the same UID, is replaced and needs no room.
+		// The pod's own entry, which has the same UID, is replaced and does not need room.
 		if !IsReservedFor(claim, p.UID) {
 			if room == 0 {
 				continue
@@ -139,17 +137,15 @@ func (l PodLookup) PodsUsing(ctx context.Context, claim *resourceapi.ResourceCla
 	return users, nil
 }
 
-// terminalPods selects terminal pods. Field selectors have no "or", so that it
-// excludes the other phases.
+// terminalPods selects terminal pods. Field selectors do not have an "or", so it excludes the other phases.
 var terminalPods = fields.AndSelectors(
 	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodPending)),
 	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodRunning)),
 	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodUnknown)))
 
-// EntriesToCheck returns the claim's entries of pods that Kubernetes does not remove
-// when the pods are deleted: the controller's entries for terminal pods, and in clusters that leave
-// stale entries also those of all other pods if the claim has an entry for anything
-// but a pod.
+// EntriesToCheck returns the claim's entries of pods that Kubernetes does not remove when the pods are deleted: the
+// controller's entries for terminal pods and, in clusters that leave stale entries, also the entries of all other pods
+// if the claim has an entry for anything but a pod.
 func (l PodLookup) EntriesToCheck(claim *resourceapi.ResourceClaim) []resourceapi.ResourceClaimConsumerReference {
 	onlyPods := !slices.ContainsFunc(claim.Status.ReservedFor,
 		func(e resourceapi.ResourceClaimConsumerReference) bool { return !claimref.IsPodEntry(e) })
@@ -163,9 +159,8 @@ func (l PodLookup) EntriesToCheck(claim *resourceapi.ResourceClaim) []resourceap
 	return entries
 }
 
-// DeletedPods returns the UIDs of those EntriesToCheck whose pods no longer exist. It
-// asks the API server about all pods except known ones, which the caller has just
-// read.
+// DeletedPods returns the UIDs of EntriesToCheck if their pods no longer exist. It asks the API server about all pods
+// except known ones, which the caller has just read.
 func (l PodLookup) DeletedPods(
 	ctx context.Context, claim *resourceapi.ResourceClaim, known []PodState,
 ) ([]types.UID, error) {

@@ -32,7 +32,7 @@ func withTerminal(claim *resourceapi.ResourceClaim, names ...string) *resourceap
 	return claim
 }
 
-// full returns a claim whose status.reservedFor is full and has an entry for the pod.
+// full returns a claim with a full status.reservedFor that has an entry for the pod.
 func full(name string) *resourceapi.ResourceClaim {
 	names := []string{"group", name}
 	for i := range resourceapi.ResourceClaimReservedForMaxSize - 2 {

@@ -1,10 +1,9 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package endpoints publishes the addresses that pods have on networks: as EndpointSlices of
-// annotated Services, and as the annotation of pods in which Multus lists networks. The source is
-// the status of the claims in the namespace of the Service or the pod, which only the plugins
-// write. So neither ever contains addresses of other namespaces.
+// Package endpoints publishes the addresses that pods have on networks: as EndpointSlices of annotated Services, and as
+// the pod annotation that Multus lists networks in. The source is the claim status in the namespace of the Service or
+// the pod. Only the plugins write it, so neither ever contains addresses of other namespaces.
 package endpoints
 
 import (
@@ -38,8 +37,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
-// minWriteInterval is the minimum time between two updates of a Service's EndpointSlices, so that
-// the start of hundreds of pods causes few writes.
+// minWriteInterval is the minimum time between two updates of a Service's EndpointSlices. With it, the start of
+// hundreds of pods causes few writes.
 const minWriteInterval = time.Second
 
 // Reconciler writes the EndpointSlices of Services with network.ServiceNetworkAnnotation.
@@ -56,8 +55,8 @@ type Reconciler struct {
 	Clock    clock.PassiveClock
 	Writes   *prometheus.CounterVec
 
-	// written holds the times at which the slices of Services were last written. They are lost when
-	// the controller restarts; it may then write the slices again without a delay.
+	// written holds the times of the last writes of Services' slices. They are lost when the controller restarts; it may
+	// then write the slices again without a delay.
 	written map[types.NamespacedName]time.Time
 }
 
@@ -123,8 +122,8 @@ func invalidService(reason error) warning {
 	return warning{network.EventReasonInvalidService, reason.Error()}
 }
 
-// wanted returns the slices that a Service must have, and the warnings for its events. It must have no slices without
-// the annotation, and none if it is invalid.
+// wanted returns the slices that a Service must have, and the warnings for its events. The Service must not have slices
+// without the annotation, or if the annotation is invalid.
 func (r *Reconciler) wanted(
 	ctx context.Context, service *corev1.Service,
 ) (wanted []*discoveryv1.EndpointSlice, warnings []warning, err error) {
@@ -178,7 +177,7 @@ func selectorOf(service *corev1.Service) (labels.Selector, error) {
 // networkLinks are the links that pods have on a network.
 type networkLinks struct {
 	links   []podLink
-	missing []string // names of pods whose claims do not list their links
+	missing []string // names of pods with links that their claims do not list
 }
 
 // linksOn returns the links that the selected pods have on a network.

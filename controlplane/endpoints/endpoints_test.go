@@ -191,7 +191,7 @@ func (e *testEnv) expect(want ...string) {
 	}
 }
 
-// Kubernetes generates a claim for the extended resources of a pod (KEP-5004), whose spec does not name it.
+// Kubernetes generates a claim for the extended resources of a pod (KEP-5004). The pod's spec does not name it.
 func TestReconcile_publishesLinksOfExtendedResources(t *testing.T) {
 	p := pod("team", "a", true)
 	p.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "a-extended"}
@@ -260,8 +260,8 @@ func TestReconcile_publishesLinksOfSharedClaims(t *testing.T) {
 	}
 }
 
-// One pod of a claim whose link is blocked, or a pod that could not be attached, makes the condition Ready of the
-// claim False. The links of the others work.
+// One pod with a blocked link, or a pod that could not be attached, makes the claim's condition Ready False. The links
+// of the claim's other pods work.
 func TestReconcile_sharedClaimWithAPodThatIsNotReady(t *testing.T) {
 	var pods []string
 	var links []v1alpha1.PodNetworkStatus

@@ -74,8 +74,8 @@ func linkOf(raw []byte, pod *corev1.Pod) *link {
 	return l
 }
 
-// linkInSummary returns the link of a pod in a NetworkStatusSummary, or nil. listed is false if
-// the summary omits links, and that of the pod may be one of them.
+// linkInSummary returns the link of a pod in a NetworkStatusSummary, or nil. listed is false if the summary omits
+// links, and the pod's link may be one of them.
 func linkInSummary(raw []byte, pod *corev1.Pod) (l *link, listed bool) {
 	var summary v1alpha1.NetworkStatusSummary
 	if json.Unmarshal(raw, &summary) != nil {

@@ -57,7 +57,7 @@ func slicesOf(service *corev1.Service, links []podLink) (all []*discoveryv1.Endp
 	return all, nil
 }
 
-// managedLabels returns the labels by which the controller finds its slices of a Service.
+// managedLabels returns the labels that the controller finds its slices of a Service by.
 func managedLabels(service *corev1.Service) map[string]string {
 	return map[string]string{
 		discoveryv1.LabelServiceName: service.Name, discoveryv1.LabelManagedBy: v1alpha1.ManagedByController,

@@ -36,10 +36,9 @@ type Publisher struct {
 	Client     kubernetes.Interface
 	DriverName string
 	Config     *config.DriverConfig
-	// Owner is the name of the ClusterRole that owns the ResourceSlices, which are
-	// garbage-collected with it. The controller's own ClusterRole exists as long as
-	// the controller is installed; its Deployment cannot be the owner, because the
-	// owner of an object without a namespace has none either. If Owner is empty, the
+	// Owner is the name of the ClusterRole that owns the ResourceSlices, which are garbage-collected with it. The
+	// controller's own ClusterRole exists as long as the controller is installed; its Deployment cannot be the owner,
+	// because the owner of an object without a namespace must not have a namespace either. If Owner is empty, the
 	// ResourceSlices remain after the controller is removed.
 	Owner string
 
@@ -77,9 +76,9 @@ func (p *Publisher) publish(ctx context.Context, owner *resourceslice.Owner) (*r
 	return p.awaitOtherOwner(ctx, owner), nil
 }
 
-// awaitOtherOwner returns the owner when its UID differs from that of the argument, or the argument when ctx ends. If
-// a tool deletes the ClusterRole and creates it again, garbage collection would otherwise delete the ResourceSlices,
-// whose owner has the former UID, again and again.
+// awaitOtherOwner returns the owner when its UID differs from the argument's, or the argument when ctx ends. If a tool
+// deletes the ClusterRole and creates it again, garbage collection would otherwise delete the ResourceSlices again and
+// again, because their owner has the former UID.
 func (p *Publisher) awaitOtherOwner(ctx context.Context, owner *resourceslice.Owner) *resourceslice.Owner {
 	roles := p.Client.RbacV1().ClusterRoles()
 	onlyOwner := fields.OneTermEqualSelector(metav1.ObjectNameField, owner.Name).String()

@@ -67,8 +67,7 @@ func startPublisher(t *testing.T, p *Publisher) (stop func() error) {
 	}
 }
 
-// nextSlice returns the ResourceSlice of the next event for which accept returns
-// true.
+// nextSlice returns the ResourceSlice of the next event that accept returns true for.
 func nextSlice(
 	t *testing.T, events <-chan watchEvent, condition string, accept func(watchEvent) bool,
 ) *resourceapi.ResourceSlice {
@@ -188,7 +187,7 @@ func generateNames(client *fake.Clientset) {
 	})
 }
 
-// A tool that deploys the chart may delete and create the ClusterRole again. Garbage collection deletes slices whose
+// A tool that deploys the chart may delete and create the ClusterRole again. Garbage collection deletes slices if their
 // owner has the former UID, again and again if new ones had it too.
 func TestPublisher_followsARecreatedOwner(t *testing.T) {
 	client := fake.NewClientset(ownerRole())

@@ -3,11 +3,10 @@
 
 // Package fabricstatus writes the status of shares of fabrics.
 //
-// A share of a NIC or an accelerator is on one node, whose plugin writes its
-// status. A share of a fabric is on all nodes of its pods. Their plugins would
-// overwrite each other's entries, because the data of a device's status has one
-// writer (KEP-4817). The controller is that writer. It counts the pods that use
-// the claim, by the phases that their kubelets report.
+// A share of a NIC or an accelerator is on one node, and that node's plugin writes its status. A share of a fabric is
+// on all nodes of its pods. Their plugins would overwrite each other's entries, because the data of a device's status
+// has one writer (KEP-4817). The controller is that writer. It counts the pods that use the claim, by the phases that
+// their kubelets report.
 package fabricstatus
 
 import (
@@ -40,8 +39,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
-// minWriteInterval is the minimum time between two writes to a claim, so that the
-// start of hundreds of pods causes few writes.
+// minWriteInterval is the minimum time between two writes to a claim. With it, the start of hundreds of pods causes few
+// writes.
 const minWriteInterval = 2 * time.Second
 
 // withoutPodGroup is the label selector of pods that are in no PodGroup.
@@ -59,7 +58,7 @@ type Reconciler struct {
 	others podWatcher
 
 	written *claimstatus.Log
-	// uids holds the UIDs of the claims in written by name, to remove those of deleted claims.
+	// uids holds the UIDs of the claims in written by name, to remove the UIDs of deleted claims.
 	uids map[types.NamespacedName]types.UID
 }
 
@@ -170,7 +169,7 @@ func (r *Reconciler) hasFabric(claim *resourceapi.ResourceClaim) bool {
 	return false
 }
 
-// podsOf returns the pods that use the claim: those of PodGroups, and the others that it is reserved for.
+// podsOf returns the pods that use the claim: the pods of PodGroups, and the others that it is reserved for.
 func (r *Reconciler) podsOf(ctx context.Context, claim *resourceapi.ResourceClaim) (pods []*corev1.Pod, err error) {
 	var cached corev1.PodList
 	err = r.Client.List(ctx, &cached, client.InNamespace(claim.Namespace),
@@ -189,8 +188,8 @@ func (r *Reconciler) podsOf(ctx context.Context, claim *resourceapi.ResourceClai
 		delete(others, cached.Items[i].UID)
 	}
 	if len(others) == 0 {
-		// A watch that was started stays until the claim has no fabric: a new pod of a PodGroup may count as one of the
-		// others for a moment, until the cache has it.
+		// A watch that was started stays until the claim no longer has a fabric: a new pod of a PodGroup may count as one of
+		// the others for a moment, until the cache has it.
 		return pods, nil
 	}
 	all, err := r.others.Pods(ctx, client.ObjectKeyFromObject(claim))
@@ -220,8 +219,8 @@ func summarize(pods []*corev1.Pod) v1alpha1.FabricStatusSummary {
 	return s
 }
 
-// statusEntries returns the status entries for the claim's shares of fabrics. A
-// request with admin access has no share.
+// statusEntries returns the status entries for the claim's shares of fabrics. A request with admin access does not have
+// a share.
 func statusEntries(
 	claim *resourceapi.ResourceClaim, s v1alpha1.FabricStatusSummary, driver string,
 ) (entries []resourceapi.AllocatedDeviceStatus, err error) {

@@ -354,7 +354,7 @@ func TestRequestsForPod(t *testing.T) {
 	}
 }
 
-// The log of writes has no entry for a claim that is gone.
+// The log of writes does not have an entry for a claim that is gone.
 func TestReconciler_forgetsDeletedClaims(t *testing.T) {
 	claim := claimWith(fabric, "a")
 	e := newTestEnv(t, claim)

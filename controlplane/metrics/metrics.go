@@ -134,12 +134,11 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	gauge(unusedAgeDesc, oldest.Seconds())
 }
 
-// statePending is the state of a PodGroup that has no conditions yet, and the reason of a claim
-// that has no condition Held yet.
+// statePending is the state of a PodGroup without conditions, and the reason of a claim without the condition Held.
 const statePending = "Pending"
 
-// groupStates counts PodGroups by their states. The states that need an administrator are
-// always present, so that an alert can compare them.
+// groupStates counts PodGroups by their states. The states that need an administrator are always present, so an alert
+// can compare them.
 func groupStates(groups []scheduling.PodGroup) map[string]int {
 	states := map[string]int{
 		statePending: 0, scheduling.ReasonHeld: 0, scheduling.ReasonReleased: 0, scheduling.ReasonNotAllocated: 0,
@@ -189,8 +188,8 @@ func countShards(all []resourceapi.ResourceClaim) (n int) {
 	return n
 }
 
-// reservedForReasons counts the claims with the annotation reserved-for by the reason why they are
-// held or not. The reasons are always present, so that an alert can compare them.
+// reservedForReasons counts the claims with the annotation reserved-for by the reason why they are held or not. The
+// reasons are always present, so an alert can compare them.
 func reservedForReasons(all []resourceapi.ResourceClaim) map[string]int {
 	reasons := map[string]int{
 		statePending: 0, v1alpha1.ReasonHolderFound: 0, v1alpha1.ReasonHolderMissing: 0,
@@ -205,8 +204,8 @@ func reservedForReasons(all []resourceapi.ResourceClaim) map[string]int {
 	return reasons
 }
 
-// heldReason returns the reason of the condition Held of the driver's devices, or that of the
-// annotation of claims on devices of other drivers.
+// heldReason returns the reason from the condition Held of the driver's devices, or from the annotation of claims on
+// other drivers' devices.
 func heldReason(claim *resourceapi.ResourceClaim) string {
 	for _, device := range claim.Status.Devices {
 		if c := meta.FindStatusCondition(device.Conditions, v1alpha1.ConditionHeld); c != nil {
@@ -231,8 +230,8 @@ func gatedPods(pods []corev1.Pod, now time.Time) (n int, oldest time.Duration) {
 	return n, oldest
 }
 
-// unusedClaims returns the claims of the driver's owners and holders that are allocated and
-// that no pod uses. In native mode, claims have no entries for pods.
+// unusedClaims returns the allocated claims of the driver's owners and holders that no pod uses. In native mode, claims
+// do not have entries for pods.
 func unusedClaims(all []resourceapi.ResourceClaim, pods []corev1.Pod) (unused []types.UID) {
 	used := map[types.NamespacedName]bool{}
 	for i := range pods {
@@ -269,8 +268,7 @@ func isHeldOnly(entries []resourceapi.ResourceClaimConsumerReference) bool {
 	return held
 }
 
-// unusedAge returns the number of the unused claims, and for how long the first of them has been
-// unused.
+// unusedAge returns the number of unused claims, and how long the first of them has been unused.
 func (c *Collector) unusedAge(unused []types.UID, now time.Time) (n int, oldest time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -127,7 +127,7 @@ func TestCollector_Collect(t *testing.T) {
 			condition(scheduling.ConditionReserved, metav1.ConditionFalse, scheduling.ReasonNotAllocated)),
 		podGroup("lacks", condition(scheduling.ConditionClaimsReady, metav1.ConditionFalse, scheduling.ReasonClaimMissing)),
 		claim("a", "a", "podgroups", "pods"), // used by a pod
-		claim("a-1", "a", "podgroups"),       // a further shard, without pods
+		claim("a-1", "a", "podgroups"),       // another shard, without pods
 		claim("b", "b", "podgroups"),         // used by a pod in native mode
 		claim("c", "c", "podgroups"),         // its pod is terminal
 		claim("d", "d", "pods"),              // not held

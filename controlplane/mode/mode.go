@@ -36,8 +36,8 @@ const (
 	// Bridge makes the controller generate claims for PodGroups and reserve them, for
 	// each pod and for the PodGroup.
 	Bridge Mode = "bridge"
-	// Native makes the controller translate its PodGroups to those of Kubernetes,
-	// whose scheduler, resource claim controller, and kubelet do the rest (KEP-5729).
+	// Native makes the controller translate its PodGroups to Kubernetes' own. Kubernetes' scheduler, resource claim
+	// controller, and kubelet do the rest (KEP-5729).
 	Native Mode = "native"
 )
 
@@ -45,7 +45,7 @@ const (
 var ErrDenied = errors.New("an admission policy or webhook of the cluster denied the PodGroup of the dry run: " +
 	"permit it, or set the mode (chart value controller.mode)")
 
-// ErrChanged is wrapped by the error with which a Watcher stops the process.
+// ErrChanged is wrapped by the error that a Watcher stops the process with.
 var ErrChanged = errors.New("the cluster's mode changed; restarting")
 
 // Parse returns the mode of that name.
@@ -120,8 +120,8 @@ var probeLabels = map[string]string{
 	"app.kubernetes.io/managed-by": v1alpha1.ManagedByController,
 }
 
-// isDenial reports whether a policy or a webhook denied a request. The messages of the API server differ from that of
-// a missing right; its status codes do not, because a policy or a webhook chooses its own.
+// isDenial reports whether a policy or a webhook denied a request. The API server's messages differ from the message
+// for a missing right; its status codes do not, because a policy or a webhook chooses its own.
 func isDenial(err error) bool {
 	return apierrors.ReasonForError(err) != metav1.StatusReasonUnknown &&
 		(strings.Contains(err.Error(), "denied the request") || strings.Contains(err.Error(), "denied request"))
@@ -142,8 +142,8 @@ func isServed(ctx context.Context, server discovery.DiscoveryInterfaceWithContex
 
 func isPodGroups(r metav1.APIResource) bool { return r.Name == "podgroups" }
 
-// Versions returns the versions in which the API server has PodGroups of Kubernetes, in the order in which it
-// prefers them. Detect knows only one of them.
+// Versions returns the API server's versions of Kubernetes' PodGroups, in its order of preference. Detect knows only
+// one of them.
 func Versions(server discovery.DiscoveryInterface) (versions []string, err error) {
 	groups, err := server.ServerGroups()
 	if err != nil {
@@ -174,10 +174,9 @@ const detectPeriod = 5 * time.Second
 // The audit log has each dry run, as any write, and admission of the cluster may refuse it.
 const dryRunTicks = int(time.Minute / detectPeriod)
 
-// modeChangeThreshold is the number of successive results with another mode after which a Watcher
-// concludes that the mode has changed. While API servers are upgraded one after the other, the
-// answers of old and new ones alternate, because each answer comes over a new connection (see
-// NewClient).
+// modeChangeThreshold is the number of successive results with another mode that make a Watcher conclude that the mode
+// has changed. While API servers are upgraded one after the other, the answers of old and new ones alternate, because
+// each answer comes over a new connection (see NewClient).
 const modeChangeThreshold = 3
 
 // detectTimeout limits the time that Detect waits for an API server that accepts
@@ -190,10 +189,10 @@ const detectTimeout = 10 * time.Second
 type Watcher struct {
 	Cluster   kubernetes.Interface
 	Namespace string
-	// Mode is the mode in which the process runs.
+	// Mode is the mode that the process runs in.
 	Mode Mode
 
-	// The last result of a dry run, and how many further ticks it is used for.
+	// The last result of a dry run, and how many more ticks it is used for.
 	last      Mode
 	remaining int
 }

@@ -59,8 +59,8 @@ var (
 
 var podGroups = schema.GroupResource{Group: schedulingapi.GroupName, Resource: "podgroups"}
 
-// newWatchedCluster returns an API server of which each discovery starts the next of the answers, and the number of
-// dry runs. Discovery fails if the API server is not available, and has no PodGroups if it lacks the type.
+// newWatchedCluster returns an API server that starts its next answer with each discovery, and the number of dry runs.
+// Discovery fails if the API server is not available, and does not list PodGroups if it lacks the type.
 func newWatchedCluster(t *testing.T, answers []answer) (cluster *fake.Clientset, dryRuns *int) {
 	t.Helper()
 	dryRuns = new(int)
@@ -83,7 +83,7 @@ func newWatchedCluster(t *testing.T, answers []answer) (cluster *fake.Clientset,
 	return cluster, dryRuns
 }
 
-// newCluster returns an API server whose current answer is given by next.
+// newCluster returns an API server that gets its current answer from next.
 func newCluster(t *testing.T, next func() answer) *fake.Clientset {
 	t.Helper()
 	cluster := fake.NewClientset()

@@ -20,11 +20,10 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
-// A user may delete a claim while its PodGroup exists. The scheduler does not bind
-// pods with a claim that is being deleted once it has seen the deletion. A pod that it
-// had scheduled earlier may be bound afterwards. The grace periods are how long its entry must
-// stay. They begin when the controller first sees the deletion: its clock may differ from that
-// of the API server, which writes deletionTimestamp.
+// A user may delete a claim while its PodGroup exists. The scheduler does not bind pods with a claim that is being
+// deleted once it has seen the deletion. A pod that it had scheduled earlier may be bound afterwards. The grace periods
+// are how long its entry must stay. They begin when the controller first sees the deletion: its clock may differ from
+// the API server's, which writes deletionTimestamp.
 const (
 	// minGracePeriod is for pods that the scheduler rejected: the rejection may
 	// precede an attempt that is still in progress.
@@ -50,7 +49,7 @@ func (r *Reconciler) deletedClaimChange(ctx context.Context, g *group, s *shared
 	changeFor := func(pods []*corev1.Pod) claims.Change {
 		return claims.DeletedClaimChange(claim, g.owner, waitingEntries(claim, s.Name, pods, native, age)...)
 	}
-	// Most reconciles find nothing to remove, for which the cached pods suffice.
+	// Most reconciles do not find anything to remove, and the cached pods suffice.
 	if changeFor(g.pods).Empty() {
 		return claims.Change{}, nil
 	}
@@ -95,9 +94,8 @@ func mayRun(pod *corev1.Pod, deleted time.Time, age time.Duration) bool {
 	return age < maxGracePeriod
 }
 
-// nativeEntries returns the UIDs of the claim's entries for the native PodGroup that
-// corresponds to the group. In native mode, a user may have created a PodGroup of that
-// name, whose entry is not the group's.
+// nativeEntries returns the UIDs of the claim's entries for the native PodGroup that corresponds to the group. In
+// native mode, a user may have created a PodGroup of that name. Its entry is not the group's.
 func (r *Reconciler) nativeEntries(
 	ctx context.Context, g *group, claim *resourceapi.ResourceClaim,
 ) ([]types.UID, error) {

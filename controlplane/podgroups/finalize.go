@@ -56,9 +56,8 @@ func (r *Reconciler) finalize(ctx context.Context, g *group) error {
 	return ignoreStaleCache(r.Client.Patch(ctx, g.PodGroup, patch))
 }
 
-// activePods returns the names of the group's pods that are not terminal. It asks the
-// API server if the cache has none: the cache may lack a pod that was admitted just
-// before the deletion of the PodGroup.
+// activePods returns the names of the group's pods that are not terminal. It asks the API server if the cache does not
+// have any: the cache may lack a pod that was admitted just before the deletion of the PodGroup.
 func (r *Reconciler) activePods(ctx context.Context, g *group) ([]string, error) {
 	if active := activeNames(g.pods); len(active) > 0 {
 		return active, nil
@@ -103,15 +102,14 @@ func (r *Reconciler) release(ctx context.Context, claim *resourceapi.ResourceCla
 	}
 	var native []types.UID
 	if r.Mode == mode.Bridge {
-		// The feature gates are off, so that Kubernetes does not remove its entries.
+		// The feature gates are off, so Kubernetes does not remove its entries.
 		native = nativeEntriesNamed(claim, h.name)
 	}
 	return r.writer().Apply(ctx, claim, claims.ReleaseChange(claim, h.uid, !generated, native...))
 }
 
-// releasePredecessors releases claims that are held for PodGroups which had this name,
-// and which were deleted without the finalizer. uid is the UID of the PodGroup that has
-// the name in the cache, if there is one.
+// releasePredecessors releases claims that are held for earlier PodGroups of this name that were deleted without the
+// finalizer. uid is the UID of the PodGroup that has the name in the cache, if there is one.
 func (r *Reconciler) releasePredecessors(ctx context.Context, name types.NamespacedName, uid types.UID) error {
 	var held resourceapi.ResourceClaimList
 	if err := r.Client.List(ctx, &held, client.InNamespace(name.Namespace),
@@ -124,7 +122,7 @@ func (r *Reconciler) releasePredecessors(ctx context.Context, name types.Namespa
 			if h.name != name.Name || h.uid == uid {
 				continue
 			}
-			// The cache of PodGroups may be older than that of claims.
+			// The cache of PodGroups may be older than the cache of claims.
 			var current scheduling.PodGroup
 			if err := r.APIReader.Get(ctx, name, &current); client.IgnoreNotFound(err) != nil {
 				return err
@@ -146,10 +144,9 @@ type holder struct {
 	uid  types.UID
 }
 
-// holders returns the PodGroups that hold the claim: the PodGroups in status.reservedFor,
-// and the PodGroup for which the claim was generated if status.reservedFor has an entry that
-// does not name this PodGroup but is removed with it: Kubernetes' entry for a PodGroup, or
-// the driver's for a terminal pod.
+// holders returns the PodGroups that hold the claim: the PodGroups in status.reservedFor, and the PodGroup that the
+// claim was generated for if status.reservedFor has an entry that does not name this PodGroup but is removed with it.
+// That is Kubernetes' entry for a PodGroup, or the driver's for a terminal pod.
 func holders(claim *resourceapi.ResourceClaim) []holder {
 	var all []holder
 	hasIndirectEntry := false
@@ -171,8 +168,7 @@ func holders(claim *resourceapi.ResourceClaim) []holder {
 	return all
 }
 
-// podGroupOwner returns the reference to the PodGroup for which the object was
-// generated, or nil.
+// podGroupOwner returns the reference to the PodGroup that the object was generated for, or nil.
 func podGroupOwner(o metav1.Object) *metav1.OwnerReference {
 	owner := metav1.GetControllerOf(o)
 	if owner == nil || owner.Kind != scheduling.Kind || owner.APIVersion != scheduling.GroupVersion.String() {

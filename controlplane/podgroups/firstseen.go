@@ -11,9 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// firstSeen holds the times at which the controller first saw a state of objects, such as that they are being
-// deleted. The times in the objects come from other clocks, which may differ from the controller's clock. The times
-// are lost when the controller restarts. The zero value is ready for use.
+// firstSeen holds the times when the controller first saw objects in a state, such as being deleted. The times in the
+// objects come from other clocks, which may differ from the controller's clock. The times are lost when the controller
+// restarts. The zero value is ready for use.
 type firstSeen struct {
 	mu    sync.Mutex
 	times map[types.UID]sighting
@@ -21,8 +21,8 @@ type firstSeen struct {
 
 type sighting struct{ first, last time.Time }
 
-// forgottenAfter is the time since the last call for an object after which recordAndAge forgets the object. While the
-// object is in the state, the controller calls again at least every leaderInterval.
+// forgottenAfter is how long after the last call for an object recordAndAge forgets the object. While the object is in
+// the state, the controller calls again at least every leaderInterval.
 const forgottenAfter = 10 * time.Minute
 
 // recordAndAge records that the controller sees the object in the state, and returns the time since it first did.

@@ -27,20 +27,18 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
-// Pods that share a fabric wait behind a scheduling gate until their claim is reserved
-// for them. Without the gate, the scheduler would add the entries of hundreds of pods
-// one by one, and its writes would conflict with each other (measured with 765 pods:
-// 2,798 conflicts, and 17 pods scheduled after 105 s). Instead, one pod, the leader,
-// passes the gate first, so that the scheduler allocates the claim. When the leader is
-// bound, the controller adds the entries of all other pods with one write, and removes
-// their gates. An earlier entry would keep the claim on devices that the leader cannot
-// use, such as those of a rack that has failed.
+// Pods that share a fabric wait behind a scheduling gate until their claim is reserved for them. Without the gate, the
+// scheduler would add the entries of hundreds of pods one by one, and its writes would conflict with each other
+// (measured with 765 pods: 2,798 conflicts, and 17 pods scheduled after 105 s). Instead, one pod, the leader, passes
+// the gate first, and the scheduler allocates the claim. When the leader is bound, the controller adds the entries of
+// all other pods with one write, and removes their gates. An earlier entry would keep the claim on devices that the
+// leader cannot use, such as a failed rack's.
 
 const (
 	// maxConcurrentUngates limits concurrent writes that remove gates. Every pod needs
 	// a separate write.
 	maxConcurrentUngates = 16
-	// maxCacheDelay is the time after which the cache is expected to have a write.
+	// maxCacheDelay is how long a write is expected to take to reach the cache.
 	maxCacheDelay = 10 * time.Second
 	// maxRejectedLeaders is the number of leaders of a claim that the scheduler may
 	// reject before the next one waits. If the device itself is not available, the
@@ -116,9 +114,9 @@ func (r *Reconciler) ungate(ctx context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// ungatedCache has the UIDs of pods that were ungated recently. The cache of pods may still show
-// the gate then. If an entry is missing, the controller repeats the write, which then has no
-// effect. The zero value is an empty cache.
+// ungatedCache has the UIDs of pods that were ungated recently. The cache of pods may still show the gate then. If an
+// entry is missing, the controller repeats the write, which then does not have an effect. The zero value is an empty
+// cache.
 type ungatedCache struct {
 	mu    sync.Mutex
 	times map[types.UID]time.Time
@@ -174,7 +172,7 @@ func (s *sharedClaim) claimNamed(name string) *resourceapi.ResourceClaim {
 type leadership struct {
 	// leader is the UID of the leader; "" if there is none.
 	leader types.UID
-	// rejected are the pods for which the scheduler finds no node.
+	// rejected are the pods that the scheduler does not find a node for.
 	rejected []*corev1.Pod
 	// sinceRejection is the time since the controller first saw the last of the rejections.
 	sinceRejection time.Duration
@@ -184,7 +182,7 @@ type leadership struct {
 
 func (l *leadership) isLeader(pod *corev1.Pod) bool { return l != nil && l.leader == pod.UID }
 
-// reject adds a pod for which the scheduler finds no node, since the controller first saw that.
+// reject adds a pod that the scheduler does not find a node for, with the time when the controller first saw that.
 func (l *leadership) reject(pod *corev1.Pod, since time.Duration) {
 	if len(l.rejected) == 0 || since < l.sinceRejection {
 		l.sinceRejection = since
@@ -226,8 +224,8 @@ func (g *group) leaders(rejectedFor func(pod types.UID) time.Duration) map[strin
 	return leaders
 }
 
-// stalled returns the leadership of a shard of the shared claim whose pods wait because the scheduler
-// has rejected several leaders, or nil.
+// stalled returns the leadership of a shard of the shared claim if its pods wait because the scheduler has rejected
+// several leaders, or nil.
 func (g *group) stalled(s *sharedClaim) *leadership {
 	for _, n := range s.neededShards {
 		if l := g.leadership[g.claimName(s, n)]; l != nil && l.waiting && len(l.rejected) >= maxRejectedLeaders {

@@ -40,8 +40,8 @@ func (r *Reconciler) createNeeded(ctx context.Context, g *group, s *sharedClaim)
 	return errs
 }
 
-// deleteUnneeded deletes and releases shards to which no pod refers any more, and shards of devices that the primary
-// shard no longer has.
+// deleteUnneeded deletes and releases shards that pods no longer refer to, and shards of devices that the primary shard
+// no longer has.
 func (r *Reconciler) deleteUnneeded(ctx context.Context, g *group, s *sharedClaim) error {
 	var errs error
 	for n, claim := range s.shards {
@@ -123,8 +123,7 @@ func (r *Reconciler) isPinnedElsewhere(g *group, s *sharedClaim, n int) bool {
 	return err == nil && current != nil && !equality.Semantic.DeepEqual(current.Spec, shard.Spec)
 }
 
-// waitingUsers returns the UIDs of the pods that wait for a node and for which shard n
-// may be reserved.
+// waitingUsers returns the UIDs of the pods that wait for a node if shard n may be reserved for them.
 func (g *group) waitingUsers(s *sharedClaim, n int) []types.UID {
 	var waiting []types.UID
 	for _, p := range g.users(s, n) {

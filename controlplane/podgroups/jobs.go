@@ -23,19 +23,18 @@ import (
 )
 
 const (
-	// indexJob indexes claims by the name of the Job for which they were generated.
+	// indexJob indexes claims by the name of the Job that they were generated for.
 	indexJob = "dra-shared.job"
 	// indexJobTemplate indexes Jobs by the names of the templates that their claims refer to.
 	indexJobTemplate = "dra-shared.job-template"
 )
 
-// JobReconciler reconciles the claims of Jobs whose pod templates have the annotation
-// job-claims (KEP-762).
+// JobReconciler reconciles the claims of Jobs with the annotation job-claims on their pod templates (KEP-762).
 //
-// To the rest of the package, such a Job is a PodGroup whose claims the Job owns. It needs no
-// finalizer: the Job's entry in a claim names the Job, so the controller finds the claims of a Job
-// that no longer exists. Even in native mode, the controller reserves the claims for each pod:
-// Kubernetes may have created one of its own PodGroups for the Job.
+// To the rest of the package, such a Job is a PodGroup with claims that the Job owns. It does not need a finalizer: the
+// Job's entry in a claim names the Job, so the controller finds the claims of a Job that no longer exists. Even in
+// native mode, the controller reserves the claims for each pod: Kubernetes may have created one of its own PodGroups
+// for the Job.
 type JobReconciler struct {
 	// Reconciler has the mode Bridge.
 	Reconciler
@@ -113,9 +112,9 @@ func (r *JobReconciler) reconcileJob(
 	return r.serve(ctx, g)
 }
 
-// runsElsewhere reports whether a controller other than Kubernetes' own creates the pods of the Job,
-// and has created none in this cluster, such as that of MultiKueue, which lets a copy of the Job run
-// in another cluster. A claim in this cluster would have no user.
+// runsElsewhere reports whether a controller other than Kubernetes' own creates the Job's pods, and has not created any
+// in this cluster. MultiKueue's controller, for example, lets a copy of the Job run in another cluster. A claim in this
+// cluster would not have a user.
 func runsElsewhere(job *batchv1.Job, g *group) bool {
 	hasShards := func(s *sharedClaim) bool { return len(s.shards) > 0 }
 	return ptr.Deref(job.Spec.ManagedBy, batchv1.JobControllerName) != batchv1.JobControllerName &&
@@ -130,9 +129,9 @@ func hasEnded(job *batchv1.Job) bool {
 	})
 }
 
-// suspend releases the devices of a suspended Job, whose pods Kubernetes deletes. The claims stay, so that
-// pods of the resumed Job can use them at once: while the last pods end, they are still allocated. Shards
-// other than the primary one are deleted with their last pods; until then, they use its devices.
+// suspend releases the devices of a suspended Job. Kubernetes deletes the Job's pods. The claims stay, so pods of the
+// resumed Job can use them immediately: while the last pods end, they are still allocated. Shards other than the
+// primary one are deleted with their last pods; until then, they use its devices.
 func (r *JobReconciler) suspend(ctx context.Context, g *group) error {
 	var errs error
 	for _, s := range g.sharedClaims {
@@ -171,7 +170,7 @@ func (r *JobReconciler) releaseFormerJobs(ctx context.Context, name types.Namesp
 	return r.releaseFormerOwners(ctx, name, uid, indexJob, jobOwnerOf, &batchv1.Job{})
 }
 
-// jobOwnerOf returns the Job for which the claim was generated, or nil.
+// jobOwnerOf returns the Job that the claim was generated for, or nil.
 func jobOwnerOf(claim *resourceapi.ResourceClaim) *claims.Owner {
 	return ownerOfKind(claim, JobOwner(claim.Namespace, "", ""))
 }
@@ -185,8 +184,7 @@ func (r *JobReconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) er
 	}.setUp(ctx, m, r)
 }
 
-// jobIndexes returns the field indexes that the JobReconciler needs in addition to those of
-// the Reconciler.
+// jobIndexes returns the field indexes that the JobReconciler needs in addition to the Reconciler's.
 func jobIndexes() []index {
 	return []index{
 		{&resourceapi.ResourceClaim{}, indexJob, ownerNames(jobOwnerOf)},
@@ -194,12 +192,12 @@ func jobIndexes() []index {
 	}
 }
 
-// jobOfClaim returns a request for the Job for which the claim was generated.
+// jobOfClaim returns a request for the Job that the claim was generated for.
 func jobOfClaim(_ context.Context, o client.Object) []reconcile.Request {
 	return requests(o.GetNamespace(), ownerNames(jobOwnerOf)(o))
 }
 
-// jobOfPod returns a request for the Job of a pod whose claims the Job shares.
+// jobOfPod returns a request for a pod's Job if the pod shares the Job's claims.
 func jobOfPod(_ context.Context, o client.Object) []reconcile.Request {
 	controller := metav1.GetControllerOfNoCopy(o)
 	if controller == nil || string(controller.UID) != o.GetLabels()[scheduling.GroupUIDLabel] {
@@ -208,7 +206,7 @@ func jobOfPod(_ context.Context, o client.Object) []reconcile.Request {
 	return requests(o.GetNamespace(), []string{controller.Name})
 }
 
-// jobsOfTemplate returns requests for the Jobs whose claims refer to the template.
+// jobsOfTemplate returns requests for the Jobs with claims that refer to the template.
 func (r *JobReconciler) jobsOfTemplate(ctx context.Context, o client.Object) []reconcile.Request {
 	return requests(o.GetNamespace(),
 		r.namesWith(ctx, &batchv1.JobList{}, o.GetNamespace(), indexJobTemplate, o.GetName()))

@@ -163,7 +163,7 @@ func TestJobReconciler_leavesOtherClaimsAlone(t *testing.T) {
 	if got := describe(t, c, byUser.Name); got != "held" {
 		t.Errorf("the claim is %s, want held", got)
 	}
-	// A user has deleted the Job without its dependents, so that its claim lost the owner.
+	// A user has deleted the Job without its dependents, so its claim lost the owner.
 	orphan := jobClaimNamed("net")
 	orphan.OwnerReferences = nil
 	c, _ = reconcileJob(t, orphan)

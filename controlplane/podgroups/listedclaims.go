@@ -111,11 +111,10 @@ func (r *Reconciler) readListedClaims(
 	return nil
 }
 
-// releaseFormerOwners deletes the claims of owners of one kind that had this name and no longer
-// exist. Their deletion does not wait for the controller, which adds no finalizer to them. uid
-// is the UID of the object that has the name in the cache, if there is one. index finds the
-// claims by the names of their owners, ownerOf returns the owner, and current is an empty object
-// of the kind.
+// releaseFormerOwners deletes the claims of owners of one kind that had this name and no longer exist. Their deletion
+// does not wait for the controller, which does not add a finalizer to them. uid is the UID of the object that has the
+// name in the cache, if there is one. index finds the claims by the names of their owners, ownerOf returns the owner,
+// and current is an empty object of the kind.
 func (r *Reconciler) releaseFormerOwners(
 	ctx context.Context, name types.NamespacedName, uid types.UID, index string,
 	ownerOf func(*resourceapi.ResourceClaim) *claims.Owner, current client.Object,
@@ -131,7 +130,7 @@ func (r *Reconciler) releaseFormerOwners(
 		if owner == nil || owner.UID == uid {
 			continue
 		}
-		// The cache of owners may be older than that of claims.
+		// The cache of owners may be older than the cache of claims.
 		if err := r.APIReader.Get(ctx, name, current); client.IgnoreNotFound(err) != nil {
 			return err
 		}
@@ -145,10 +144,9 @@ func (r *Reconciler) releaseFormerOwners(
 	return nil
 }
 
-// ownerOfKind returns the object for which the claim was generated if it is of the kind of an
-// owner without name and UID, or nil. The claim names the object in its owner reference, or,
-// if a user has deleted the object without its dependents, in its entry. The hash in the
-// claim's name is the proof.
+// ownerOfKind returns the object that the claim was generated for if it is of the kind of an owner without name and
+// UID, or nil. The claim names the object in its owner reference, or, if a user has deleted the object without its
+// dependents, in its entry. The hash in the claim's name is the proof.
 func ownerOfKind(claim *resourceapi.ResourceClaim, kind claims.Owner) *claims.Owner {
 	name, ok := claim.Annotations[scheduling.ClaimAnnotation]
 	if !ok {
@@ -176,9 +174,8 @@ func ownerOfKind(claim *resourceapi.ResourceClaim, kind claims.Owner) *claims.Ow
 	return nil
 }
 
-// templateNames returns a function that returns the names of the ResourceClaimTemplates to
-// which the claims refer that the pod template of an object lists. It returns none if the
-// list is invalid.
+// templateNames returns a function that returns the names of the ResourceClaimTemplates that an object's pod template
+// refers to in its list of claims. It returns none if the list is invalid.
 func templateNames(claimsOf func(*corev1.PodTemplateSpec) ([]scheduling.ListedClaim, error)) client.IndexerFunc {
 	return func(o client.Object) (names []string) {
 		template := podTemplate(o)
@@ -198,8 +195,7 @@ func templateNames(claimsOf func(*corev1.PodTemplateSpec) ([]scheduling.ListedCl
 	}
 }
 
-// ownerNames returns a function that returns the name of the object for which a claim was
-// generated.
+// ownerNames returns a function that returns the name of the object that a claim was generated for.
 func ownerNames(ownerOf func(*resourceapi.ResourceClaim) *claims.Owner) client.IndexerFunc {
 	return func(o client.Object) []string {
 		claim, ok := o.(*resourceapi.ResourceClaim)
@@ -218,9 +214,9 @@ func ownerNames(ownerOf func(*resourceapi.ResourceClaim) *claims.Owner) client.I
 // lists.
 type listedClaimsController struct {
 	name string
-	// owner is an empty object of the kind whose pod templates list claims.
+	// owner is an empty object of the kind. Its pod templates list claims.
 	owner client.Object
-	// annotation lists the claims; objects without it need no reconcile.
+	// annotation lists the claims; objects without it do not need a reconcile.
 	annotation string
 	indexes    []index
 	// ownersOfClaim, ownersOfTemplate, and ownersOfPod return requests for the owners that a

@@ -1,15 +1,14 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podgroups reconciles PodGroups: it generates their claims, reserves the
-// claims for the group and its pods, releases them when the group is deleted, and
-// reports the result in the conditions of the PodGroup. It does the same for Jobs whose
-// pods share claims (jobs.go), and for replicas (replicas.go); listedclaims.go has the
-// code that both need.
+// Package podgroups reconciles PodGroups: it generates their claims, reserves the claims for the group and its pods,
+// releases them when the group is deleted, and reports the result in the conditions of the PodGroup. It does the same
+// for Jobs of pods with shared claims (jobs.go), and for replicas (replicas.go); listedclaims.go has the code that both
+// need.
 //
-// The controller keeps no state outside of the API. Each step is one write, which depends only on
-// the objects that the controller has read. So after a crash between any two steps, the next
-// reconcile continues where the last one ended.
+// The controller does not keep state outside of the API. Each step is one write, which depends only on the objects that
+// the controller has read. So after a crash between any two steps, the next reconcile continues where the last one
+// ended.
 package podgroups
 
 import (
@@ -38,9 +37,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/requeue"
 )
 
-// problemRetryInterval is the time between two attempts to solve a problem whose end no event
-// announces, such as an exceeded quota, or a claim of another owner with the name of the group's
-// claim.
+// problemRetryInterval is the time between two attempts to solve a problem if no event announces its end, such as an
+// exceeded quota, or another owner's claim with the name of the group's claim.
 const problemRetryInterval = retry.MaxInterval
 
 // Reconciler reconciles PodGroups.
@@ -50,18 +48,19 @@ type Reconciler struct {
 	// APIReader reads from the API server.
 	APIReader client.Reader
 	Mode      mode.Mode
-	// Driver is the name of the driver whose fabrics several shards can use.
+	// Driver is the name of the driver. Several shards can use its fabrics.
 	Driver string
 	Events events.EventRecorder
 	// ClusterLeavesStaleEntries is the result of claims.ClusterLeavesStaleEntries.
 	ClusterLeavesStaleEntries bool
 	// Lookup finds the workloads of PodGroups. SetupWithManager sets its StartWatch.
 	Lookup *workload.Lookup
-	// Unused measures for how long a PodGroup has had no pods.
+	// Unused measures how long a PodGroup has been without pods.
 	Unused *workload.Timer
 
 	ungated ungatedCache
-	// deletions has the claims that are being deleted, and rejections the pods for which the scheduler finds no node.
+	// deletions has the claims that are being deleted, and rejections the pods that the scheduler does not find a node
+	// for.
 	deletions, rejections firstSeen
 }
 
@@ -102,7 +101,7 @@ type group struct {
 	leadership map[string]*leadership
 	// released is the reason why the claims have been released; it is empty if they have not.
 	released string
-	// releaseProblem is the reason why the annotation release has no effect.
+	// releaseProblem is the reason why the annotation release does not have an effect.
 	releaseProblem error
 	// gateProblem is the reason why the API server refuses to remove the scheduling gate of a pod.
 	gateProblem error
@@ -147,8 +146,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: requeue.Soonest(wait, g.retryInterval())}, nil
 }
 
-// retryInterval returns the time after which the group must be reconciled again because
-// no event announces the change that it awaits; 0 if events suffice.
+// retryInterval returns the time until the group must be reconciled again because no event announces the change that it
+// awaits; 0 if events suffice.
 func (g *group) retryInterval() time.Duration {
 	switch {
 	case g.hasDeletedClaim():
@@ -161,8 +160,8 @@ func (g *group) retryInterval() time.Duration {
 	return 0
 }
 
-// addFinalizer adds the controller's finalizer to a PodGroup with claims, unless it has it. This
-// precedes the first claim, so that every claim is released in the end.
+// addFinalizer adds the controller's finalizer to a PodGroup with claims, unless it has it. This precedes the first
+// claim, so every claim is released in the end.
 func (r *Reconciler) addFinalizer(ctx context.Context, pg *scheduling.PodGroup) error {
 	before := pg.DeepCopy()
 	if len(pg.Spec.ResourceClaims) == 0 || !controllerutil.AddFinalizer(pg, scheduling.Finalizer) {
@@ -228,7 +227,7 @@ func listPods(
 	return pods, nil
 }
 
-// readNamedClaim reads a shared claim to which the PodGroup refers by name.
+// readNamedClaim reads a shared claim that the PodGroup refers to by name.
 func (r *Reconciler) readNamedClaim(
 	ctx context.Context, g *group, c scheduling.PodGroupResourceClaim,
 ) (*sharedClaim, error) {
@@ -269,8 +268,8 @@ func (r *Reconciler) ownedClaims(
 	return owned, nil
 }
 
-// readGeneratedClaim reads a shared claim whose shards are generated from a template. They
-// are among the owned claims.
+// readGeneratedClaim reads a shared claim with shards that are generated from a template. They are among the owned
+// claims.
 func (r *Reconciler) readGeneratedClaim(
 	ctx context.Context, g *group, c scheduling.PodGroupResourceClaim, owned []*resourceapi.ResourceClaim,
 ) (*sharedClaim, error) {
@@ -284,7 +283,7 @@ func (r *Reconciler) readGeneratedClaim(
 	}
 	s.chooseShards(g.usedShards(c.Name))
 	if c.ResourceClaimTemplateName == nil {
-		return s, nil // that of a Job may have a spec instead, which the caller adds
+		return s, nil // a Job's claim may have a spec instead, which the caller adds
 	}
 	var template resourceapi.ResourceClaimTemplate
 	err := r.Client.Get(ctx, types.NamespacedName{Namespace: g.Namespace, Name: *c.ResourceClaimTemplateName}, &template)
@@ -309,8 +308,8 @@ func (g *group) usedShards(name string) []int {
 
 // chooseShards chooses the primary shard and the needed ones, by the sorted numbers of the shards that pods use.
 //
-// The primary shard is allocated for one of its pods. If shard 0 has none and is not allocated, because its pods
-// have ended or were deleted, another shard is primary until it is released.
+// The primary shard is allocated for one of its pods. If shard 0 does not have pods and is not allocated, because its
+// pods have ended or were deleted, another shard is primary until it is released.
 func (s *sharedClaim) chooseShards(used []int) {
 	isUsed := func(n int) bool { return slices.Contains(used, n) }
 	s.primary = 0

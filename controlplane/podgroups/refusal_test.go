@@ -99,7 +99,8 @@ func TestReconciler_reportsDeniedClaim(t *testing.T) {
 	e.expectCondition(scheduling.ConditionClaimsReady, metav1.ConditionTrue, "Generated", "all claims exist (1)")
 }
 
-// An overloaded API server gets no writes of conditions in addition, and the condition does not say that claims exist.
+// An overloaded API server does not get additional writes of conditions, and the condition does not say that claims
+// exist.
 func TestReconciler_overloadedAPIServer(t *testing.T) {
 	e := newTestEnv(t, testPodGroup("template", ""), testTemplate("nic"))
 	e.refuse(refuseCreate(apierrors.NewTooManyRequests("try again", 1)))
@@ -150,7 +151,7 @@ func TestReconciler_reportsDeniedRemovalOfGate(t *testing.T) {
 	e.expectEvent("WriteRefused")
 }
 
-// A Job has no conditions of the driver, so that an event is all that a user sees.
+// A Job does not have conditions of the driver, so an event is all that a user sees.
 func TestReconciler_reportProblems_ofRefusedWrites(t *testing.T) {
 	e := newTestEnv(t)
 	g := groupWith()

@@ -16,11 +16,10 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/requeue"
 )
 
-// applyRelease releases the claims of a PodGroup without pods if its annotation release
-// asks for it. The claims stay, and the scheduler allocates them for the next pod. It sets
-// g.released if the claims are released, and g.releaseProblem if it cannot determine
-// that. It returns the time after which it must be called again; 0 if an event triggers
-// the next reconcile.
+// applyRelease releases the claims of a PodGroup without pods if its annotation release asks for it. The claims stay,
+// and the scheduler allocates them for the next pod. It sets g.released if the claims are released, and
+// g.releaseProblem if it cannot determine that. It returns the time until it must be called again; 0 if an event
+// triggers the next reconcile.
 func (r *Reconciler) applyRelease(ctx context.Context, g *group) (wait time.Duration, err error) {
 	var policy scheduling.Release
 	policy, g.releaseProblem = r.releasePolicy(g)
@@ -44,8 +43,8 @@ func (r *Reconciler) applyRelease(ctx context.Context, g *group) (wait time.Dura
 	return 0, r.releaseAll(ctx, g)
 }
 
-// releasePolicy returns the policy of the annotation release. If the annotation has no
-// effect, it returns the default and the problem.
+// releasePolicy returns the policy of the annotation release. If the annotation does not have an effect, it returns the
+// default and the problem.
 func (r *Reconciler) releasePolicy(g *group) (policy scheduling.Release, problem error) {
 	value, ok := g.Annotations[scheduling.ReleaseAnnotation]
 	if !ok {
@@ -62,9 +61,9 @@ func (r *Reconciler) releasePolicy(g *group) (policy scheduling.Release, problem
 	return policy, nil
 }
 
-// workloadOf returns the state of a PodGroup's workload. A workload that does not exist is
-// complete: it creates no more pods. If the state cannot be determined, it returns the
-// problem and the time until the next attempt; 0 if only a change of the PodGroup helps.
+// workloadOf returns the state of a PodGroup's workload. A workload that does not exist is complete: it does not create
+// more pods. If the state cannot be determined, it returns the problem and the time until the next attempt; 0 if only a
+// change of the PodGroup helps.
 func (r *Reconciler) workloadOf(
 	ctx context.Context, namespace, name string,
 ) (state workload.State, wait time.Duration, problem, err error) {
@@ -83,8 +82,8 @@ func (r *Reconciler) workloadOf(
 	return state, 0, nil, err
 }
 
-// releaseAll releases the primary shards of all claims, and deletes the others, which
-// no pod needs. The next pod finds its claims, so that a primary shard that is missing is created.
+// releaseAll releases the primary shards of all claims, and deletes the others, which no pod needs. It creates missing
+// primary shards, so the next pod finds its claims.
 func (r *Reconciler) releaseAll(ctx context.Context, g *group) error {
 	errs := r.syncShards(ctx, g)
 	for _, s := range g.sharedClaims {

@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	// indexStatefulSet indexes claims by the name of the StatefulSet for which they were generated.
+	// indexStatefulSet indexes claims by the name of the StatefulSet that they were generated for.
 	indexStatefulSet = "dra-shared.statefulset"
 	// indexReplicaTemplate indexes StatefulSets by the names of the templates that their claims
 	// refer to.
@@ -35,16 +35,14 @@ const (
 	indexUID = "dra-shared.uid"
 )
 
-// ReplicaReconciler reconciles the claims of the replicas of StatefulSets whose pod
-// templates have the annotation replica-claims.
+// ReplicaReconciler reconciles the claims of StatefulSets' replicas if the pod template has the annotation
+// replica-claims.
 //
-// A LeaderWorkerSet creates one StatefulSet for the leaders, whose ordinals are the
-// replicas, and for each replica one for the workers, whose controller is the leader. The
-// claims of a replica belong to the ordinal of the StatefulSet of leaders, so that only
-// the validation of LeaderWorkerSets depends on their API.
+// A LeaderWorkerSet creates one StatefulSet for the leaders, with the replicas as ordinals, and for each replica a
+// StatefulSet for the workers, with the leader as controller. A replica's claims belong to the ordinal of the leaders'
+// StatefulSet, so only the validation of LeaderWorkerSets depends on their API.
 //
-// To the rest of the package, a replica is a PodGroup whose claims the StatefulSet owns; see
-// JobReconciler.
+// To the rest of the package, a replica is a PodGroup with claims that the StatefulSet owns; see JobReconciler.
 type ReplicaReconciler struct {
 	// Reconciler has the mode Bridge.
 	Reconciler
@@ -69,8 +67,8 @@ func ReplicaClaims(template *corev1.PodTemplateSpec) ([]scheduling.ListedClaim, 
 	return listedClaims(template, scheduling.ReplicaClaimsAnnotation, scheduling.ParseReplicaClaims)
 }
 
-// ReplicaOfPod returns the ordinal of a pod of the StatefulSet, and of a worker whose leader
-// is such a pod: the first number after the name of the StatefulSet.
+// ReplicaOfPod returns the ordinal of a pod of the StatefulSet, or of a worker with such a pod as leader: the first
+// number after the name of the StatefulSet.
 func ReplicaOfPod(statefulSet, pod string) (int, bool) {
 	rest, ok := strings.CutPrefix(pod, statefulSet+"-")
 	if !ok {
@@ -138,7 +136,7 @@ func (r *ReplicaReconciler) reconcileReplica(
 	return r.serve(ctx, g)
 }
 
-// isDesired reports whether the StatefulSet is to have a pod with that ordinal.
+// isDesired reports whether the StatefulSet should have a pod with that ordinal.
 func isDesired(set *appsv1.StatefulSet, ordinal int) bool {
 	start := 0
 	if set.Spec.Ordinals != nil {
@@ -191,7 +189,7 @@ func (r *ReplicaReconciler) readReplicas(
 	return groups, nil
 }
 
-// replicaOwnerOf returns the replica for which the claim was generated, or nil.
+// replicaOwnerOf returns the replica that the claim was generated for, or nil.
 func replicaOwnerOf(claim *resourceapi.ResourceClaim) *claims.Owner {
 	return ownerOfKind(claim, statefulSetKind(claim.Namespace))
 }
@@ -206,8 +204,7 @@ func (r *ReplicaReconciler) SetupWithManager(ctx context.Context, m ctrl.Manager
 	}.setUp(ctx, m, r)
 }
 
-// replicaIndexes returns the field indexes that the ReplicaReconciler needs in addition to
-// those of the Reconciler.
+// replicaIndexes returns the field indexes that the ReplicaReconciler needs in addition to the Reconciler's.
 func replicaIndexes() []index {
 	return []index{
 		{&resourceapi.ResourceClaim{}, indexStatefulSet, ownerNames(replicaOwnerOf)},
@@ -216,18 +213,17 @@ func replicaIndexes() []index {
 	}
 }
 
-// statefulSetOfClaim returns a request for the StatefulSet for which the claim was generated.
+// statefulSetOfClaim returns a request for the StatefulSet that the claim was generated for.
 func statefulSetOfClaim(_ context.Context, o client.Object) []reconcile.Request {
 	return requests(o.GetNamespace(), ownerNames(replicaOwnerOf)(o))
 }
 
-// statefulSetOfPod returns a request for the StatefulSet whose UID the pod's label has.
+// statefulSetOfPod returns a request for the StatefulSet with the UID in the pod's label.
 func (r *ReplicaReconciler) statefulSetOfPod(ctx context.Context, o client.Object) []reconcile.Request {
 	return r.statefulSetsWith(ctx, o.GetNamespace(), indexUID, o.GetLabels()[scheduling.GroupUIDLabel])
 }
 
-// statefulSetsOfTemplate returns requests for the StatefulSets whose claims refer to the
-// template.
+// statefulSetsOfTemplate returns requests for the StatefulSets with claims that refer to the template.
 func (r *ReplicaReconciler) statefulSetsOfTemplate(ctx context.Context, o client.Object) []reconcile.Request {
 	return r.statefulSetsWith(ctx, o.GetNamespace(), indexReplicaTemplate, o.GetName())
 }

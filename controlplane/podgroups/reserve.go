@@ -18,8 +18,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 )
 
-// reserve updates status.reservedFor of the group's claims. It sets the reserveProblem of those for which the API
-// server refuses that.
+// reserve updates status.reservedFor of the group's claims. It sets the reserveProblem of a claim if the API server
+// refuses that.
 func (r *Reconciler) reserve(ctx context.Context, g *group) error {
 	var errs error
 	for _, s := range g.sharedClaims {
@@ -88,7 +88,7 @@ func (r *Reconciler) staleEntriesChange(
 			return claims.Change{}, err
 		}
 		if isFabric {
-			maxTerminal = claims.MaxPods // new pods get further shards
+			maxTerminal = claims.MaxPods // new pods get new shards
 		}
 	}
 	deleted, err := lookup.DeletedPods(ctx, claim, users)
@@ -126,8 +126,8 @@ func (g *group) users(s *sharedClaim, n int) []claims.PodState {
 	return users
 }
 
-// mustReallocatePrimary reports whether the scheduler finds no node for the pods of the shards, and the primary shard
-// has no pods: the scheduler deallocates only claims of pods that it schedules.
+// mustReallocatePrimary reports whether the scheduler does not find a node for the shards' pods, and the primary shard
+// does not have pods: the scheduler deallocates only claims of pods that it schedules.
 func (g *group) mustReallocatePrimary(s *sharedClaim) bool {
 	var waiting []claims.PodState
 	for n := range s.shards {

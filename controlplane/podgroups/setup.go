@@ -31,7 +31,7 @@ import (
 )
 
 const (
-	// indexOwner indexes claims by the UID of the object for which they were generated.
+	// indexOwner indexes claims by the UID of the object that they were generated for.
 	indexOwner = "dra-shared.owner"
 	// indexHolder indexes claims by the names of the PodGroups that hold them.
 	indexHolder = "dra-shared.holder"
@@ -144,8 +144,8 @@ func entryKeys(field func(scheduling.PodGroupResourceClaim) *string) client.Inde
 	}
 }
 
-// groupsOfClaim returns requests for the PodGroups for which the claim was generated,
-// that hold it, or that refer to it by name.
+// groupsOfClaim returns requests for the PodGroups that the claim was generated for, that hold it, or that refer to it
+// by name.
 func (r *Reconciler) groupsOfClaim(ctx context.Context, o client.Object) []reconcile.Request {
 	var names []string
 	if owner := podGroupOwner(o); owner != nil {
@@ -160,7 +160,7 @@ func (r *Reconciler) groupsOfTemplate(ctx context.Context, o client.Object) []re
 	return requests(o.GetNamespace(), r.groupsReferringTo(ctx, indexTemplate, o))
 }
 
-// groupsOfWorkload returns requests for the PodGroups whose annotation names the object.
+// groupsOfWorkload returns requests for the PodGroups with an annotation that names the object.
 func (r *Reconciler) groupsOfWorkload(
 	ctx context.Context, namespace string, object workload.Reference,
 ) []reconcile.Request {
@@ -229,9 +229,9 @@ func relevantPodChange() predicate.Predicate {
 	}}
 }
 
-// relevantGroupChange drops updates that change only the status of a PodGroup, which the controller writes. The message
-// of a condition may have the error of a refused write. If that error differs each time, for example by the port of a
-// connection, each write of the status would otherwise cause the next reconcile at once.
+// relevantGroupChange drops updates that change only the status of a PodGroup, which the controller writes. A
+// condition's message may contain the error of a refused write. If that error differs each time, for example by the
+// port of a connection, each write of the status would otherwise cause the next reconcile immediately.
 func relevantGroupChange() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, ok := e.ObjectOld.(*scheduling.PodGroup)

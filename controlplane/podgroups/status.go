@@ -156,8 +156,7 @@ func (g *group) deletionMessage(s *sharedClaim) string {
 	return message
 }
 
-// otherHolders returns the sorted names of the other PodGroups that hold a claim to
-// which the PodGroup refers by name.
+// otherHolders returns the sorted names of the other PodGroups that hold a claim that the PodGroup refers to by name.
 func (s *sharedClaim) otherHolders(owner claims.Owner) []string {
 	if s.ResourceClaimName == nil || s.shards[0] == nil {
 		return nil
@@ -173,8 +172,7 @@ func (s *sharedClaim) otherHolders(owner claims.Owner) []string {
 	return names
 }
 
-// isHeldFor reports whether the claim is reserved for the group, by the controller's entry or by
-// that of Kubernetes.
+// isHeldFor reports whether the claim is reserved for the group, by the controller's entry or by Kubernetes' own.
 func isHeldFor(claim *resourceapi.ResourceClaim, owner claims.Owner) bool {
 	return slices.ContainsFunc(claim.Status.ReservedFor, func(e resourceapi.ResourceClaimConsumerReference) bool {
 		return e.UID == owner.UID || claims.IsNativePodGroup(e) && e.Name == owner.Name
@@ -192,7 +190,7 @@ func notHeld(claim *resourceapi.ResourceClaim) (reason, message string) {
 		"is bound to a node", claim.Name)
 }
 
-// podsWithoutClaims returns the names of the pods of the group that are on a node and use none of its claims.
+// podsWithoutClaims returns the names of the pods of the group that are on a node and do not use any of its claims.
 func (g *group) podsWithoutClaims() []string {
 	var shared []string
 	for _, s := range g.sharedClaims {

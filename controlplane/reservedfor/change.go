@@ -11,9 +11,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 )
 
-// holdChange returns the change for a claim whose holder exists: the owner's entry is
-// added when the claim is in use on a node, and the entries of earlier objects of the
-// same name are removed.
+// holdChange returns the change for a claim with an existing holder: the owner's entry is added when the claim is in
+// use on a node, and the entries of earlier objects of the same name are removed.
 func holdChange(claim *resourceapi.ResourceClaim, holder holderRef, owner claims.Owner, inUse bool) claims.Change {
 	var change claims.Change
 	isPredecessor := func(entry resourceapi.ResourceClaimConsumerReference) bool {
@@ -29,10 +28,9 @@ func holdChange(claim *resourceapi.ResourceClaim, holder holderRef, owner claims
 	return change
 }
 
-// releaseChange returns the change for a claim whose holder does not exist: all
-// entries of objects of that name are removed, regardless of their UIDs. If no other
-// entries remain, the claim is deallocated, unless it is being deleted, in which case
-// Kubernetes deallocates it.
+// releaseChange returns the change for a claim if its holder does not exist: all entries of objects of that name are
+// removed, regardless of their UIDs. If no other entries remain, the claim is deallocated, unless it is being deleted:
+// then Kubernetes deallocates it.
 func releaseChange(claim *resourceapi.ResourceClaim, holder holderRef) claims.Change {
 	remove := claims.EntriesToRemove(claim, holder.isEntry)
 	switch {

@@ -19,9 +19,8 @@ import (
 // holderRef names an object in the claim's namespace that holds the claim.
 type holderRef struct{ workload.Reference }
 
-// IsHeldBy reports whether a claim with these entries is reserved for the holder that
-// the annotation names. The annotation must not change then, because the controller
-// would not find the holder's entry any more to remove it.
+// IsHeldBy reports whether a claim with these entries is reserved for the holder that the annotation names. The
+// annotation must not change then, because the controller would no longer find the holder's entry to remove it.
 func IsHeldBy(annotation string, entries []resourceapi.ResourceClaimConsumerReference) bool {
 	ref, err := workload.Parse(annotation)
 	return err == nil && holderRef{ref}.hasEntry(entries)

@@ -654,7 +654,7 @@ func TestReconciler_reportsThatClaimHasNoRoom(t *testing.T) {
 }
 
 // A user annotates the claim that was generated for a Job to be held by that Job. The Job's own controller releases the
-// claim of a suspended Job while pods still end: this one must not add the entry again, nor remove it.
+// claim of a suspended Job while pods still end: this one must not add the entry again, or remove it.
 func TestReconcile_claimOfItsOwner(t *testing.T) {
 	owner := claims.Owner{
 		GroupVersionKind: batchv1.SchemeGroupVersion.WithKind("Job"), Resource: "jobs", Namespace: testNamespace,

@@ -1,10 +1,9 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reservedfor lets any object hold a claim. The annotation
-// scheduling.dra-shared.dev/reserved-for on a ResourceClaim names the object, the
-// holder, and the claim stays allocated as long as the holder exists. It serves the
-// use case of KEP-5194, whose API field does not exist in any release of Kubernetes.
+// Package reservedfor lets any object hold a claim. The annotation scheduling.dra-shared.dev/reserved-for on a
+// ResourceClaim names the object, the holder, and the claim stays allocated as long as the holder exists. It serves the
+// use case of KEP-5194. That KEP's API field does not exist in any release of Kubernetes.
 //
 // The Reconciler adds an entry for the holder to the claim's status.reservedFor when
 // the claim is in use on a node, and removes it when the holder is deleted. The
@@ -46,13 +45,13 @@ type Reconciler struct {
 	APIReader client.Reader
 	// Cluster applies the status of claims.
 	Cluster kubernetes.Interface
-	// pods has the pods of claims whose holders exist.
+	// pods has the pods of claims with existing holders.
 	pods podWatcher
 	// Lookup finds the holders. SetupWithManager sets its StartWatch.
 	Lookup *workload.Lookup
 	// Unused measures for how long no pod has used a claim.
 	Unused *workload.Timer
-	// Driver is the name of the driver whose devices get the condition Held.
+	// Driver is the name of the driver. Its devices get the condition Held.
 	Driver string
 	Events events.EventRecorder
 	// ClusterLeavesStaleEntries is the result of claims.ClusterLeavesStaleEntries.
@@ -99,9 +98,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 	return err
 }
 
-// isRelevant reports whether a claim names a holder, or has the condition or annotation
-// Held. The latter applies to claims whose annotation was removed while the controller
-// was not running.
+// isRelevant reports whether a claim names a holder, or has the condition or annotation Held. A claim has only the
+// condition or annotation Held if its reserved-for annotation was removed while the controller was not running.
 func (r *Reconciler) isRelevant(o client.Object) bool {
 	_, named := o.GetAnnotations()[scheduling.ReservedForAnnotation]
 	_, reported := o.GetAnnotations()[scheduling.HeldAnnotation]
@@ -109,7 +107,7 @@ func (r *Reconciler) isRelevant(o client.Object) bool {
 	return named || reported || ok && r.hasCondition(claim)
 }
 
-// claimsHeldBy returns requests for the claims whose annotation names the object.
+// claimsHeldBy returns requests for the claims with an annotation that names the object.
 func (r *Reconciler) claimsHeldBy(
 	ctx context.Context, namespace string, object workload.Reference,
 ) []reconcile.Request {
@@ -187,8 +185,8 @@ func (r *Reconciler) refuse(
 	return r.report(ctx, claim, v1alpha1.ReasonHolderInvalid, message)
 }
 
-// reconcileGenerated reports that the annotation names the object for which the claim was generated. That object's
-// own controller holds and releases the claim; two writers of one entry would revert each other without end.
+// reconcileGenerated reports that the annotation names the object that the claim was generated for. That object's own
+// controller holds and releases the claim; two writers of one entry would revert each other without end.
 func (r *Reconciler) reconcileGenerated(ctx context.Context, claim *resourceapi.ResourceClaim, holder holderRef) error {
 	r.pods.Forget(client.ObjectKeyFromObject(claim))
 	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
@@ -199,8 +197,8 @@ func (r *Reconciler) reconcileGenerated(ctx context.Context, claim *resourceapi.
 	return r.report(ctx, claim, v1alpha1.ReasonHolderFound, message)
 }
 
-// reconcileUnverifiable handles a claim for which the controller cannot determine
-// whether the holder exists. An entry of the holder stays.
+// reconcileUnverifiable handles a claim if the controller cannot determine whether its holder exists. An entry of the
+// holder stays.
 func (r *Reconciler) reconcileUnverifiable(
 	ctx context.Context, claim *resourceapi.ResourceClaim, holder holderRef, cause *workload.UnverifiableError,
 ) (ctrl.Result, error) {
@@ -213,8 +211,8 @@ func (r *Reconciler) reconcileUnverifiable(
 	return ctrl.Result{RequeueAfter: workload.RetryInterval}, r.report(ctx, claim, cause.Reason, message)
 }
 
-// reconcileMissing releases a claim whose holder does not exist. The Lookup watches the
-// holder's kind, so an event announces when it does.
+// reconcileMissing releases a claim if its holder does not exist. The Lookup watches the holder's kind, so an event
+// announces when the holder exists.
 func (r *Reconciler) reconcileMissing(
 	ctx context.Context, claim *resourceapi.ResourceClaim, holder holderRef,
 ) error {
@@ -296,8 +294,8 @@ func (r *Reconciler) staleEntriesChange(
 	return claims.StaleEntriesChange(claim, users, deleted, claims.MaxTerminalPods), err
 }
 
-// releasePolicy returns when the claim is released before its holder is deleted. An
-// invalid annotation, which admission denies, releases nothing.
+// releasePolicy returns when the claim is released before its holder is deleted. An invalid annotation, which admission
+// denies, does not release anything.
 func releasePolicy(claim *resourceapi.ResourceClaim) (scheduling.Release, error) {
 	value, ok := claim.Annotations[scheduling.ReleaseAnnotation]
 	if !ok {

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// minInterval is the time after the first failure of a reconcile. It doubles with each further failure up to
+// minInterval is the time after the first failure of a reconcile. It doubles with each subsequent failure up to
 // MaxInterval. It is short because pods wait.
 const minInterval = 5 * time.Millisecond
 

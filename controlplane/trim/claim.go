@@ -16,8 +16,8 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// Claim returns a function that returns a claim without the fields that no part of the
-// controller reads. Generated claims stay whole: further shards are generated from them.
+// Claim returns a function that returns a claim without the fields that no part of the controller reads. Generated
+// claims stay whole: more shards are generated from them.
 func Claim(driver string) func(object any) (any, error) {
 	return func(object any) (any, error) {
 		claim, ok := object.(*resourceapi.ResourceClaim)
@@ -62,8 +62,8 @@ func results(
 	return kept
 }
 
-// claimMeta returns the metadata with the driver's annotations, and with the owner if it may be one
-// for which the controller generates claims. The owner of most claims is a pod.
+// claimMeta returns the metadata with the driver's annotations, and with the owner if the controller may generate
+// claims for it. The owner of most claims is a pod.
 func claimMeta(claim *resourceapi.ResourceClaim) metav1.ObjectMeta {
 	kept := metav1.ObjectMeta{
 		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
@@ -86,8 +86,8 @@ func claimMeta(claim *resourceapi.ResourceClaim) metav1.ObjectMeta {
 	return kept
 }
 
-// generatesClaims reports whether the owner's kind is in an API group with kinds for which the
-// controller generates claims.
+// generatesClaims reports whether the owner's kind is in an API group with kinds that the controller generates claims
+// for.
 func generatesClaims(owner *metav1.OwnerReference) bool {
 	switch schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind).Group {
 	case scheduling.GroupName, batchv1.GroupName, appsv1.GroupName:

@@ -14,9 +14,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 )
 
-// WithoutForeignClaims returns a ListerWatcher of ResourceClaims for an informer whose cache does
-// not contain foreign claims (see IsForeign): a cluster may have many more of them than other
-// claims, and the API server has no selector that excludes them.
+// WithoutForeignClaims returns a ListerWatcher of ResourceClaims that keeps foreign claims out of an informer's cache
+// (see IsForeign): a cluster may have many more of them than other claims, and the API server does not have a selector
+// that excludes them.
 func WithoutForeignClaims(all cache.ListerWatcher, driver string) cache.ListerWatcher {
 	return filtered(all, func(list runtime.Object) {
 		if claims, ok := list.(*resourceapi.ResourceClaimList); ok {
@@ -38,10 +38,9 @@ func forCache(e watch.Event, driver string) watch.Event {
 	return e
 }
 
-// IsForeign reports whether no part of the controller reads a claim from the cache, because none of
-// these concerns this driver: its annotations, its owner, its parameters, its allocated devices,
-// their status, and its reservations, except those of pods. A claim for one of this driver's
-// DeviceClasses can be foreign until the scheduler allocates it.
+// IsForeign reports whether the controller does not read a claim from the cache, because none of these concerns this
+// driver: its annotations, its owner, its parameters, its allocated devices, their status, and its reservations, except
+// pods' reservations. A claim for one of this driver's DeviceClasses can be foreign until the scheduler allocates it.
 func IsForeign(claim *resourceapi.ResourceClaim, driver string) bool {
 	isForObject := func(r resourceapi.ResourceClaimConsumerReference) bool { return !claimref.IsPodEntry(r) }
 	return len(config(claim.Spec.Devices.Config, driver)) == 0 && len(devices(claim.Status.Devices, driver)) == 0 &&
@@ -49,8 +48,8 @@ func IsForeign(claim *resourceapi.ResourceClaim, driver string) bool {
 		!slices.ContainsFunc(claim.Status.ReservedFor, isForObject) && !hasOwnMeta(claim)
 }
 
-// hasOwnMeta reports whether the metadata has an annotation of this driver, or an owner for which
-// the controller generates claims.
+// hasOwnMeta reports whether the metadata has an annotation of this driver, or an owner that the controller generates
+// claims for.
 func hasOwnMeta(claim *resourceapi.ResourceClaim) bool {
 	kept := claimMeta(claim)
 	return len(kept.Annotations) > 0 || len(kept.OwnerReferences) > 0

@@ -12,8 +12,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// OnlyPodsWithClaims returns a ListerWatcher of pods for an informer whose cache contains only pods that use
-// claims. A pod's entries for claims are immutable.
+// OnlyPodsWithClaims returns a ListerWatcher that limits an informer's cache of pods to pods that use claims. A pod's
+// entries for claims are immutable.
 func OnlyPodsWithClaims(all cache.ListerWatcher) cache.ListerWatcher {
 	return filtered(all, func(list runtime.Object) {
 		if pods, ok := list.(*corev1.PodList); ok {

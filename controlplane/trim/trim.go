@@ -39,7 +39,7 @@ func Pod(object any) (any, error) {
 		},
 		Status: corev1.PodStatus{Phase: pod.Status.Phase},
 	}
-	// Readers treat nil as the usual value, which takes no memory in thousands of pods.
+	// Readers treat nil as the usual value, which does not take memory in thousands of pods.
 	if ptr.Deref(pod.Spec.Priority, 0) != 0 {
 		trimmed.Spec.Priority = pod.Spec.Priority
 	}
@@ -62,9 +62,8 @@ func Pod(object any) (any, error) {
 	return trimmed, nil
 }
 
-// PodWithLinks returns a pod without the fields that the publishers of links (package endpoints) do
-// not read. They read all pods, whereas the cache with pods that Pod has reduced contains only
-// those of PodGroups.
+// PodWithLinks returns a pod without the fields that the publishers of links (package endpoints) do not read. They read
+// all pods, whereas the cache with pods that Pod has reduced contains only the pods of PodGroups.
 func PodWithLinks(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {

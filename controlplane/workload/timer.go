@@ -13,9 +13,8 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// Timer measures for how long the claims of each owner have been unused. It starts when the
-// controller notices that they are unused. After a restart of the controller, it starts again, so
-// that the claims are released later.
+// Timer measures how long each owner's claims have been unused. It starts when the controller notices that they are
+// unused. After a restart of the controller, it starts again, and the claims are released later.
 type Timer struct {
 	clock clock.PassiveClock
 
@@ -41,16 +40,16 @@ func (t *Timer) remaining(owner types.UID, unused time.Duration) time.Duration {
 	return unused - t.clock.Since(since)
 }
 
-// Reset forgets the owner: its claims are in use, or it does not exist any more.
+// Reset forgets the owner: its claims are in use, or it no longer exists.
 func (t *Timer) Reset(owner types.UID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.since, owner)
 }
 
-// ReleaseDue reports whether the claims of an owner must be released now. If not, wait is
-// the time after which to ask again; 0 if only an event can change the answer. state is the
-// state of the owner's workload. isUsed reports whether a pod uses the claims.
+// ReleaseDue reports whether the claims of an owner must be released now. If not, wait is the time until the caller
+// must ask again; 0 if only an event can change the answer. state is the state of the owner's workload. isUsed reports
+// whether a pod uses the claims.
 func ReleaseDue(
 	policy scheduling.Release, state State, owner types.UID, isUsed bool, unused *Timer,
 ) (due bool, wait time.Duration) {

@@ -30,8 +30,8 @@ var (
 // lookupTimeout limits a Find that must not wait.
 const lookupTimeout = 10 * time.Second
 
-// newLookup returns a Lookup for an API server without objects, which calls list for each list of a kind, and the kinds
-// for which the Lookup has started watches.
+// newLookup returns a Lookup for an API server without objects, and the kinds that the Lookup has started watches for.
+// The API server calls list for each list of a kind.
 func newLookup(list func(ctx context.Context, kind string) error) (l *Lookup, watches func() []string) {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(batchv1.SchemeGroupVersion.WithKind("Job"), meta.RESTScopeNamespace)

@@ -1,10 +1,9 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package workload finds the objects that annotations name: holders of claims, and
-// creators of the pods of PodGroups. Users choose their kinds, so the Lookup
-// reads the few fields in which kinds agree, and starts a watch for each kind that an
-// annotation names.
+// Package workload finds the objects that annotations name: holders of claims, and creators of the pods of PodGroups.
+// Users choose their kinds, so the Lookup reads the few fields that kinds have in common, and starts a watch for each
+// kind that an annotation names.
 package workload
 
 import (
@@ -49,8 +48,8 @@ type Lookup struct {
 	watched map[schema.GroupVersionKind]bool
 }
 
-// Watch returns a function for Lookup.StartWatch that makes a controller reconcile
-// the requests which enqueue returns for an object.
+// Watch returns a function for Lookup.StartWatch that makes a controller reconcile the requests that enqueue returns
+// for an object.
 func Watch(
 	c controller.Controller, from cache.Cache,
 	enqueue func(ctx context.Context, namespace string, object Reference) []reconcile.Request,
@@ -70,11 +69,11 @@ type State struct {
 	UID types.UID
 	// Complete objects have ended, successfully or not.
 	Complete bool
-	// Suspended objects currently have no pods: they are suspended, or have 0 replicas.
+	// Suspended objects currently do not have pods: they are suspended, or have 0 replicas.
 	Suspended bool
 }
 
-// RetryInterval is the time between two attempts to find an object whose existence cannot be verified. No event
+// RetryInterval is the time between two attempts to find an object if its existence cannot be verified. No event
 // announces that an administrator grants a permission or installs an API.
 const RetryInterval = time.Minute
 
@@ -134,8 +133,8 @@ func (l *Lookup) Find(ctx context.Context, namespace string, ref Reference) (Sta
 	return stateOf(object), nil
 }
 
-// stateOf reads the fields in which the APIs of workloads agree. Where spec.suspend
-// exists, it is newer than the condition Suspended.
+// stateOf reads the fields that workload APIs have in common. Where spec.suspend exists, it is newer than the condition
+// Suspended.
 func stateOf(object *unstructured.Unstructured) State {
 	state := State{UID: object.GetUID()}
 	conditions, _, _ := unstructured.NestedSlice(object.Object, "status", "conditions")
@@ -195,8 +194,7 @@ func (l *Lookup) watch(ctx context.Context, mapping *meta.RESTMapping) error {
 	if l.isWatched(kind) {
 		return nil
 	}
-	// Without permission, an informer retries forever and returns no error. List once
-	// to find out.
+	// Without permission, an informer retries forever and does not return an error. List once to find out.
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(kind)
 	if err := l.APIReader.List(ctx, list, client.Limit(1)); err != nil {
@@ -223,8 +221,8 @@ func (l *Lookup) watch(ctx context.Context, mapping *meta.RESTMapping) error {
 // cacheTimeout limits how long one lookup waits for the list of a kind. The reconcile is repeated after an error.
 const cacheTimeout = 10 * time.Second
 
-// awaitCache waits until the cache has all objects of a kind, so that StartWatch needs no answer of the API server to
-// announce further changes.
+// awaitCache waits until the cache has all objects of a kind. StartWatch then does not need the API server's answer to
+// announce more changes.
 func (l *Lookup) awaitCache(ctx context.Context, kind schema.GroupVersionKind) error {
 	if l.Cache == nil {
 		return nil
