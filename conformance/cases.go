@@ -93,8 +93,8 @@ func cases() map[string]func(context.Context, *suite) {
 	}
 }
 
-// same ends the case if two calls returned different devices. Their order, and that of their CDI
-// devices, may differ.
+// same ends the case if two calls returned different devices. Their order and the order of their CDI devices may
+// differ.
 func (s *suite) same(first, second []*dra.Device, when string) {
 	if a, b := canonical(first), canonical(second); a != b {
 		s.fatal("%s, the response differs from the first one:\n  first:  %s\n  second: %s", when, a, b)

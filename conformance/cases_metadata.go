@@ -94,8 +94,8 @@ func (s *suite) readMetadata(name string) []metadata {
 	return objects
 }
 
-// decodeMetadata returns the objects of a metadata file and its content. It returns an error if the
-// file is incomplete or has no object.
+// decodeMetadata returns the objects of a metadata file and its content. It returns an error if the file is incomplete
+// or does not have an object.
 func decodeMetadata(name string) (objects []metadata, raw []byte, err error) {
 	if raw, err = os.ReadFile(name); err != nil {
 		return nil, nil, err
@@ -225,8 +225,7 @@ func watchMetadata(ctx context.Context, files map[string]string) error {
 	return nil
 }
 
-// caseMetadataOthers prepares a claim of which another driver has a device for the same
-// request.
+// caseMetadataOthers prepares a claim with another driver's device for the same request.
 func caseMetadataOthers(ctx context.Context, s *suite) {
 	other := ofOther()
 	other.Request = request
@@ -264,8 +263,7 @@ func (s *suite) preparedMetadata(claim string) (files []string) {
 	return files
 }
 
-// sameMetadata returns an error that describes how the network data of metadata files differ from
-// those of the status, or nil.
+// sameMetadata returns an error that describes how the network data of metadata files differ from the status, or nil.
 func (s *suite) sameMetadata(files []string, status []resourceapi.AllocatedDeviceStatus) error {
 	found := map[string]*resourceapi.NetworkDeviceData{}
 	for _, name := range files {
@@ -285,8 +283,8 @@ func (s *suite) sameMetadata(files []string, status []resourceapi.AllocatedDevic
 	return nil
 }
 
-// caseMetadataNetwork compares the metadata with the status. If the suite may start pods, it compares
-// those of a running pod, because a driver may learn the network of a pod only then.
+// caseMetadataNetwork compares the metadata with the status. If the suite may start pods, it uses a running pod,
+// because a driver may not learn a pod's network earlier.
 func caseMetadataNetwork(ctx context.Context, s *suite) {
 	if !slices.Contains(s.config.Features, "Status") {
 		s.skip("compares with the status: needs the feature Status")

@@ -30,7 +30,7 @@ const (
 	otherNode     = "conformance-other-node"
 )
 
-// complete skips the case if a response has no devices and the driver declares AnswersNoDevices.
+// complete skips the case if a response does not have devices and the driver declares AnswersNoDevices.
 func (s *suite) complete(devices []*dra.Device) {
 	if len(devices) == 0 && s.config.AnswersNoDevices {
 		s.skip("the driver declares that its responses have no devices (answersNoDevices)")
@@ -124,7 +124,7 @@ func casePrepareTwice(ctx context.Context, s *suite) {
 		return
 	}
 	s.end(ctx, c)
-	c, devices = s.prepared(ctx, s.share(s.devices(ctx)[i], largest)) // which leaves no room for another one
+	c, devices = s.prepared(ctx, s.share(s.devices(ctx)[i], largest)) // which does not leave room for another one
 	s.same(devices, s.prepare(ctx, c), "in a second call for the largest share of a device")
 }
 
@@ -342,7 +342,7 @@ func casePrepareNoDevices(ctx context.Context, s *suite) {
 	s.unprepare(ctx, c)
 }
 
-// casePrepareUnnamed prepares a claim of a pod whose containers do not name it.
+// casePrepareUnnamed prepares a claim of a pod with containers that do not name it.
 func casePrepareUnnamed(ctx context.Context, s *suite) {
 	s.requireFakeAPI()
 	c := s.allocated(ctx)
@@ -373,7 +373,7 @@ func (s *suite) some(ctx context.Context, n int) (results []resourceapi.DeviceRe
 	return results
 }
 
-// room returns the number of smallest shares for which a device has room.
+// room returns the number of smallest shares that a device has room for.
 func room(d device) int {
 	n := 32
 	for _, c := range d.Capacity {
@@ -617,8 +617,8 @@ func caseParametersLong(ctx context.Context, s *suite) {
 	s.prepare(ctx, c)
 }
 
-// The times after which a call is canceled, or the driver killed. The last one reaches slow
-// drivers, even on a busy machine. Each ends early if the call has returned.
+// The delays before a call is canceled, or the driver killed. The last one reaches slow drivers, even on a busy
+// machine. Each ends early if the call has returned.
 var (
 	canceledAfter = [...]time.Duration{
 		0, time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond, 200 * time.Millisecond,

@@ -323,7 +323,7 @@ func (s *suite) foreignSlices(ctx context.Context) (all []*resourceapi.ResourceS
 	return all
 }
 
-// foreignPrefix begins the names of slices that neither this driver nor this node owns.
+// foreignPrefix begins the names of slices that do not belong to this driver or this node.
 const foreignPrefix = "conformance-foreign-"
 
 // notOffered returns a check that a device is gone, or has a taint that keeps new pods away.
@@ -383,7 +383,7 @@ func isOffered(name string) func(string, []resourceapi.ResourceSlice) error {
 	}
 }
 
-// caseTaintUnprepare unprepares a claim whose device was removed, as after a failure.
+// caseTaintUnprepare unprepares a claim after its device was removed, as after a failure.
 func caseTaintUnprepare(ctx context.Context, s *suite) {
 	r := s.pick(ctx)
 	c, devices := s.prepared(ctx, r)
@@ -434,8 +434,8 @@ func casePublishErrors(ctx context.Context, s *suite) {
 	}
 }
 
-// noticesDropped ends the case if the API server drops fields of disabled features and the driver
-// neither logs that, nor ends, nor publishes without these fields.
+// noticesDropped ends the case if the API server drops fields of disabled features and the driver does not react: it
+// must log that, end, or publish without these fields.
 func (s *suite) noticesDropped(ctx context.Context) {
 	gated := s.dropGated()
 	before := len(s.log.String())

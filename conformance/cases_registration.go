@@ -197,7 +197,7 @@ func caseDriverName(_ context.Context, s *suite) {
 // request for the claim until f has returned. If the driver does not make such a request, it may
 // have prepared the claim before f is called. whilePreparing returns the result of prepare.
 func (s *suite) whilePreparing(ctx context.Context, i *instance, c *claim, f func()) ([]*dra.Device, error) {
-	const asks = time.Second // the time in which a driver requests the claim
+	const asks = time.Second // how long a driver may take to request the claim
 	reached, release := make(chan struct{}), make(chan struct{})
 	reach, free := sync.OnceFunc(func() { close(reached) }), sync.OnceFunc(func() { close(release) })
 	defer free()
@@ -282,7 +282,7 @@ func caseStop(ctx context.Context, s *suite) {
 	}
 }
 
-// interrupted is the time for which a call stays in progress after an event that may end it.
+// interrupted is how long a call stays in progress after an event that may end it.
 const interrupted = 300 * time.Millisecond
 
 func caseUpdateBoth(ctx context.Context, s *suite) {

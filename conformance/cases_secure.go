@@ -55,8 +55,8 @@ func writable() []string {
 	}
 }
 
-// ownGroup reports whether an API group is in the domain of a driver: that of its name, or the rest
-// of its name without the first part, if that is not a top-level domain.
+// ownGroup reports whether an API group is in a driver's domain: the driver's name, or its name without the first part,
+// unless that leaves a top-level domain.
 func ownGroup(driver, group string) bool {
 	for _, domain := range []string{driver, afterDot(driver)} {
 		if strings.Contains(domain, ".") && (group == domain || strings.HasSuffix(group, "."+domain)) {
@@ -163,8 +163,8 @@ func (s *suite) checkSockets(mounted []string) {
 		s.must(err, "look at a socket")
 		parent, err := os.Stat(filepath.Dir(name))
 		s.must(err, "look at the directory of a socket")
-		// Connecting needs the permission to write. The suite's own directories are closed to
-		// others, so that only the mode of the socket counts there.
+		// Connecting needs the permission to write. The suite's own directories are closed to others, so only the mode of the
+		// socket counts there.
 		closed := s.server == nil && parent.Mode().Perm()&0o001 == 0
 		if info.Mode().Perm()&othersWrite != 0 && !closed {
 			s.fatal("socket %s has the mode %v: every user can connect", name, info.Mode())
@@ -190,8 +190,8 @@ func (s *suite) checkModes(dir string, mounted []string) {
 		if err != nil {
 			return nil //nolint:nilerr // it was removed meanwhile
 		}
-		// Containers of all users read what is mounted into them. Directories, sockets, and lock
-		// files have no contents. Programs, such as a hook that the runtime runs, are not state.
+		// Containers of all users read what is mounted into them. Directories, sockets, and lock files do not have contents.
+		// Programs, such as a hook that the runtime runs, are not state.
 		isProgram := info.Mode().Perm()&0o111 != 0
 		private := d.Type().IsRegular() && info.Size() > 0 && !isProgram && !slices.Contains(mounted, path) &&
 			dir != s.env.CDIDir // programs that list CDI devices read specs

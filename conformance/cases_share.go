@@ -206,7 +206,7 @@ func (s *suite) expectRoomReturned(ctx context.Context, d device) {
 func casePolicyStable(ctx context.Context, s *suite) {
 	d := s.find(ctx, "allows multiple allocations", device.shared)
 	s.prepared(ctx, s.take(d))
-	const written = time.Second // the time in which a driver writes values that it computes after prepare
+	const written = time.Second // how long a driver may take to write values that it computes after prepare
 	limited, cancel := context.WithTimeout(ctx, written)
 	defer cancel()
 	_ = poll(limited, func() error {

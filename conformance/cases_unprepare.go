@@ -326,8 +326,7 @@ func caseUnpreparePrepare(ctx context.Context, s *suite) {
 	check()
 }
 
-// Limits of Config.Cycles for a slow driver, such as one whose client has the default limit
-// of requests.
+// Limits of Config.Cycles for a slow driver, such as one with a client that has the default limit of requests.
 const (
 	fewestCycles = 10
 	cyclesTime   = 8 * time.Second

@@ -92,7 +92,7 @@ func (s *suite) withIDs(devices []*dra.Device) []string {
 	return ids
 }
 
-// edits returns the container edits of CDI devices, those of their specs included.
+// edits returns the container edits of CDI devices, including the edits of their specs.
 func (s *suite) edits(ids []string) (all []specs.ContainerEdits) {
 	cache := s.cdiCache()
 	for _, id := range ids {

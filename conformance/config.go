@@ -32,8 +32,8 @@ type Config struct {
 	// Profiles are the profiles by kind of device that the driver declares: DRA-NET for
 	// network interfaces, DRA-ACCEL for accelerators. Every driver is tested for the other profiles.
 	Profiles []string `json:"profiles,omitempty"`
-	// Pods describes pods for the cases of DRA-NET and DRA-ACCEL that need some. The suite
-	// starts no pods without it. It needs Kubelet.
+	// Pods describes pods for the cases of DRA-NET and DRA-ACCEL that need some. The suite does not start pods without it.
+	// It needs Kubelet.
 	Pods Pods `json:"pods,omitempty"`
 	// Command starts the driver. $KUBECONFIG, $NODE_NAME, $POD_UID, $DRIVER_NAME,
 	// $KUBELET_DIR, $PLUGIN_DIR, $REGISTRY_DIR, $CDI_DIR, and $STATE_DIR are replaced in
@@ -47,36 +47,33 @@ type Config struct {
 	// Serve runs the driver in this process until the context ends. Cases that kill the
 	// driver are skipped.
 	Serve func(context.Context, Env) error `json:"-"`
-	// Kubelet is the data directory of the kubelet of this node, such as /var/lib/kubelet,
-	// on which the driver runs. The suite finds the driver by its registration socket, as
-	// the kubelet does.
+	// Kubelet is the data directory of this node's kubelet, such as /var/lib/kubelet. The driver runs on this node. The
+	// suite finds it by its registration socket, as the kubelet does.
 	Kubelet string `json:"kubelet,omitempty"`
-	// Kubeconfig is the path of a kubeconfig file for Kubelet; empty for the service account
-	// of the pod. It must permit to list ResourceSlices, and to write ResourceClaims, their
-	// status, and the allocations in it (see job.yaml). With neither Kubelet, Command, nor Serve, the
-	// suite tests what the driver publishes in this cluster, from any machine.
+	// Kubeconfig is the path of a kubeconfig file for Kubelet; empty for the service account of the pod. It must permit
+	// listing ResourceSlices and writing ResourceClaims, their status, and the allocations in it (see job.yaml). Without
+	// Kubelet, Command, and Serve, the suite tests what the driver publishes in this cluster, from any machine.
 	Kubeconfig string `json:"kubeconfig,omitempty"`
 	// Node is the name of the node. Required with Kubelet.
 	Node string `json:"node,omitempty"`
 	// Namespace is the namespace of the claims: default if empty.
 	Namespace string `json:"namespace,omitempty"`
-	// CDIDir is the directory to which the driver writes CDI specs, with Kubelet:
-	// /var/run/cdi if empty.
+	// CDIDir is the directory that the driver writes CDI specs to, with Kubelet: /var/run/cdi if empty.
 	CDIDir string `json:"cdiDir,omitempty"`
 	// Device is the device that claims get first. Others follow if a case needs them.
 	Device string `json:"device,omitempty"`
-	// Devices are the names of the devices that claims may get, as patterns of path.Match; all
-	// if empty. It is for nodes on which other workloads use some of the devices.
+	// Devices are the names of the devices that claims may get, as patterns of path.Match; all if empty. It is for nodes
+	// where other workloads use some of the devices.
 	Devices []string `json:"devices,omitempty"`
 	// Parameters are valid opaque parameters of the driver, as JSON. The second differs
 	// from the first in effect, and one of the others has more than 9 KiB. Cases of opaque
 	// parameters are skipped without them.
 	Parameters []string `json:"parameters,omitempty"`
-	// Shares are the amounts of the smallest shares of capacities that have no request policy, by
-	// the name of the capacity. Without it, a share of such a capacity gets all of it.
+	// Shares are the amounts of the smallest shares of capacities without a request policy, by capacity name. Without it,
+	// a share of such a capacity gets all of it.
 	Shares map[string]resource.Quantity `json:"shares,omitempty"`
-	// AnswersNoDevices declares that the response to prepare lists no devices, because the driver
-	// does not use CDI to give them to containers.
+	// AnswersNoDevices declares that the response to prepare does not list devices, because the driver does not use CDI to
+	// give them to containers.
 	AnswersNoDevices bool `json:"answersNoDevices,omitempty"`
 	// RBAC are files with the driver's ClusterRoles, as YAML.
 	RBAC []string `json:"rbac,omitempty"`
@@ -95,9 +92,9 @@ type Config struct {
 	// Cycles is the number of prepare and unprepare calls in tests of leaks, or fewer if the
 	// driver is slow: 50 if zero.
 	Cycles int `json:"cycles,omitempty"`
-	// StartTimeout is the time in which the driver must register and publish: 30s if zero.
+	// StartTimeout is how long the driver may take to register and publish: 30s if zero.
 	StartTimeout Duration `json:"startTimeout,omitempty"`
-	// Report is the path to which Test writes the ConformanceReport; empty for none.
+	// Report is the path that Test writes the ConformanceReport to; empty for none.
 	Report string `json:"-"`
 	// Implementation identifies the driver in the report.
 	Implementation Implementation `json:"implementation,omitempty"`
@@ -143,8 +140,8 @@ func (c Config) declares(q Requirement) bool {
 
 // Pods describes the pods that the suite starts on the node, through the scheduler.
 type Pods struct {
-	// Image is an image with the program /bin/dra-conformance, such as that of the suite.
-	// The node must be able to pull it, or have it.
+	// Image is an image with the program /bin/dra-conformance, such as the suite's image. The node must be able to pull
+	// it, or have it.
 	Image string `json:"image,omitempty"`
 	// Claims are the specs of the claims of the pods: each pod of a case gets a claim with the
 	// next one, and after the last with the first again. One spec is enough if two claims
@@ -152,11 +149,10 @@ type Pods struct {
 	Claims []resourceapi.ResourceClaimSpec `json:"claims,omitempty"`
 	// Configured is a claim with its effect in the pod, for NET-07.
 	Configured *Configured `json:"configured,omitempty"`
-	// Impossible is the spec of a claim that can be allocated but whose interface the driver
-	// cannot attach, such as one with a route through a gateway that the interface does not
-	// reach. NET-02 is skipped without it.
+	// Impossible is the spec of a claim that can be allocated, but with an interface that the driver cannot attach, such
+	// as an interface with a route through a gateway that it does not reach. NET-02 is skipped without it.
 	Impossible *resourceapi.ResourceClaimSpec `json:"impossible,omitempty"`
-	// Timeout is the time in which a pod must run or end: 60s if zero.
+	// Timeout is how long a pod may take to run or end: 60s if zero.
 	Timeout Duration `json:"timeout,omitempty"`
 }
 
@@ -187,9 +183,8 @@ type Hooks struct {
 	// Interfaces prints the interfaces that the pod of the claim $CLAIM_UID ($CLAIM in
 	// $NAMESPACE) has, as ip -json address does. The claim is prepared.
 	Interfaces []string `json:"interfaces,omitempty"`
-	// Effect prints the driver's configuration for the prepared claim $CLAIM_UID ($CLAIM in
-	// $NAMESPACE). It is for drivers whose state files, and not their CDI edits, show the
-	// parameters and the capacity.
+	// Effect prints the driver's configuration for the prepared claim $CLAIM_UID ($CLAIM in $NAMESPACE). It is for drivers
+	// that show the parameters and the capacity in state files, not in CDI edits.
 	Effect []string `json:"effect,omitempty"`
 	// PID prints the process ID of the driver of Config.Kubelet. The suite kills it, and
 	// expects that something starts the driver again.

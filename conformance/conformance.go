@@ -168,7 +168,7 @@ func run(ctx context.Context, c Config, do func(string, func() Result) Result) (
 	ctx, cancel := context.WithCancel(ctx)
 	separate := r.startWaiting(ctx, all)
 	defer func() {
-		cancel() // the cases whose results are not waited for
+		cancel() // the cases that are no longer waited for
 		separate.wait.Wait()
 		err = errors.Join(err, r.endSession())
 	}()
@@ -193,21 +193,21 @@ func run(ctx context.Context, c Config, do func(string, func() Result) Result) (
 type runner struct {
 	config  Config
 	session *session // nil if the next case needs a new one
-	// unstarted counts the cases in a row in which the driver did not start.
+	// unstarted counts the cases in a row without a successful start of the driver.
 	unstarted int
 	// silent reports whether the driver published no device in the time that it has.
 	silent bool
 }
 
-// maxUnstarted is the number of cases in a row without a successful start after which the
-// suite no longer tries to start the driver.
+// maxUnstarted is the number of cases in a row without a successful start. After that, the suite no longer tries to
+// start the driver.
 const maxUnstarted = 3
 
 // silentLimit is the time to publish devices for a driver that published none in an earlier
 // case: a minute for each case would be long.
 const silentLimit = time.Second
 
-// endSession ends the session, so that the next case gets a node without traces of the last.
+// endSession ends the session. The next case then gets a node without traces of the last.
 func (r *runner) endSession() error {
 	if r.session == nil {
 		return nil
@@ -217,9 +217,9 @@ func (r *runner) endSession() error {
 	return s.close()
 }
 
-// slowCase waits for the driver for a minute and a half: the resource slice controller of
-// Kubernetes notices only after a minute that another client deleted a slice which it has just
-// created, and waits for half a minute after other changes.
+// slowCase waits for the driver for a minute and a half: the resource slice controller of Kubernetes notices only after
+// a minute that another client deleted a slice that it has just created, and waits for half a minute after other
+// changes.
 const slowCase = "PUB-10"
 
 // waitingCases are cases that wait for the driver while nothing happens, or that repeat calls, which are
@@ -246,8 +246,8 @@ func (r *runner) startWaiting(ctx context.Context, all []Requirement) *separate 
 		list := slices.DeleteFunc(slices.Clone(all),
 			func(q Requirement) bool { return !slices.Contains(ids, q.ID) || r.inapplicable(q) != "" })
 		other := &runner{config: r.config}
-		// While the driver starts on a node, it neither starts nor ends on the others: a resource
-		// that cannot be used twice, such as a port, makes the start fail.
+		// While the driver starts on a node, it does not start or end on the others: a resource that cannot be used twice,
+		// such as a port, makes the start fail.
 		if len(list) == 0 || other.ensureSession(ctx) != nil {
 			continue
 		}
@@ -330,7 +330,7 @@ func (r *runner) runCase(ctx context.Context, requirement Requirement) (result R
 			i.awaitEnd(context.WithoutCancel(ctx))
 		}
 	}
-	// A driver that crashes passes no case, not even one that expects an error as the answer.
+	// A driver that crashes does not pass any case, even one that expects an error as the answer.
 	if crash := s.crash(context.WithoutCancel(ctx), process); crash != nil && result.Status != Failed {
 		result.Status, result.Message = Failed, crash.Error()
 	}

@@ -31,10 +31,10 @@ const (
 	mainContainer   = "main"
 )
 
-// podsPerCase is the number of pods for which a case has time.
+// podsPerCase is the number of pods that a case has time for.
 const podsPerCase = 8
 
-// restartLimit is the time in which the kubelet restarts a driver that was killed.
+// restartLimit is how long the kubelet may take to restart a driver that was killed.
 const restartLimit = 2 * time.Minute
 
 // limit returns the time that a case may take.
@@ -63,7 +63,7 @@ type podOptions struct {
 	hostNetwork bool
 	// anyNode lets the scheduler choose the node.
 	anyNode bool
-	// restart lets the kubelet start the pod again; it has no second container.
+	// restart lets the kubelet start the pod again; it does not have a second container.
 	restart bool
 }
 
@@ -267,7 +267,7 @@ func (s *suite) deletePods(ctx context.Context, options metav1.DeleteOptions) er
 	return errors.Join(errs...)
 }
 
-// deleted deletes an object and waits until it does not exist any more.
+// deleted deletes an object and waits until it no longer exists.
 func deleted(ctx context.Context, what string, remove, get func() error) error {
 	if err := remove(); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete %s: %w", what, err)

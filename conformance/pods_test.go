@@ -14,7 +14,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/conformance/internal/probe"
 )
 
-// TestRequirements_musts fails if a must that the suite promises to test has no case.
+// TestRequirements_musts fails if a must that the suite promises to test does not have a case.
 func TestRequirements_musts(t *testing.T) {
 	complete := []string{
 		"DRA-NODE", "DRA-REGISTRATION", "DRA-PUBLISH", "DRA-SECURE",

@@ -16,8 +16,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/conformance/fakeapi"
 )
 
-// TestRun_withKubeconfigOnly tests what a driver publishes in a cluster, whose sockets the suite does
-// not have.
+// TestRun_withKubeconfigOnly tests what a driver publishes in a cluster. The suite does not have the driver's sockets.
 func TestRun_withKubeconfigOnly(t *testing.T) {
 	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: resourceapi.ResourceSliceSpec{
 		Driver: "gpu.example.com", NodeName: ptr.To("n1"), Devices: []resourceapi.Device{{Name: "gpu-0"}},

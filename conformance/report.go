@@ -21,7 +21,7 @@ import (
 const (
 	ReportAPIVersion = "conformance.dra-shared.dev/v1alpha1"
 	ReportKind       = "ConformanceReport"
-	// KubernetesVersion is the version of Kubernetes whose requirements the suite tests.
+	// KubernetesVersion is the version of Kubernetes that the tested requirements belong to.
 	KubernetesVersion = "v1.37"
 )
 
@@ -42,8 +42,8 @@ type Report struct {
 	Implementation Implementation `json:"implementation"`
 	Driver         string         `json:"driver"`
 	Suite          SuiteVersion   `json:"suite"`
-	// KubernetesVersion is the version of the API server. If the suite serves the API, it is the
-	// version whose requirements the suite tests.
+	// KubernetesVersion is the version of the API server. If the suite serves the API, it is the version that the tested
+	// requirements belong to.
 	KubernetesVersion string `json:"kubernetesVersion"`
 	// Kubelet is simulated if only the suite called the driver, and real if pods of a cluster
 	// were started too.

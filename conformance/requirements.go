@@ -54,8 +54,7 @@ type Requirement struct {
 	Feature string `json:"feature,omitempty"`
 	// Reference names all documents that the requirement is derived from.
 	Reference string `json:"reference"`
-	// Source is the sentence that the requirement rests on; nil for requirements that
-	// have no single one.
+	// Source is the sentence that the requirement rests on; nil for requirements without a single sentence.
 	Source *Source `json:"source,omitempty"`
 	// Cause is the usual cause of a failure.
 	Cause string `json:"cause,omitempty"`
@@ -109,7 +108,7 @@ func (r Requirement) group() string {
 // Implemented reports whether the suite has a case for the requirement.
 func (r Requirement) Implemented() bool { return cases()[r.ID] != nil }
 
-// needsOnlyAPI reports whether the case of the requirement calls neither the driver nor the kubelet.
+// needsOnlyAPI reports whether the requirement's case does not call the driver or the kubelet.
 func (r Requirement) needsOnlyAPI() bool {
 	return r.Way == API && !slices.Contains([]string{"SHARE-09", "SEC-04"}, r.ID) // which prepare claims
 }
@@ -123,8 +122,8 @@ func Requirements() ([]Requirement, error) {
 	return all, nil
 }
 
-// requirementsSum identifies the version of the requirements in reports. Fields that explain a
-// requirement, or are about the reference driver, change no result and do not count.
+// requirementsSum identifies the version of the requirements in reports. Fields that explain a requirement, or are
+// about the reference driver, do not change results and do not count.
 func requirementsSum() string {
 	all, _ := Requirements() // a test decodes them
 	for i := range all {

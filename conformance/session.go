@@ -31,7 +31,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/conformance/fakeapi"
 )
 
-// session is a node on which the driver runs. Cases share it until one of them fails.
+// session is a node with the running driver. Cases share it until one of them fails.
 type session struct {
 	config Config
 	env    Env // of instances; PodUID belongs to the last one
@@ -45,8 +45,7 @@ type session struct {
 	static []string // CDI devices that no claim owns
 
 	settled bool // a case has waited until the driver published
-	// publishLimit is the time in which the driver must publish devices. silent reports whether
-	// it did not.
+	// publishLimit is how long the driver may take to publish devices. silent reports whether it did not publish any.
 	publishLimit time.Duration
 	silent       bool
 
@@ -87,8 +86,7 @@ func newSession(c Config) (*session, error) {
 		return s, err
 	}
 	var err error
-	// Paths of sockets have at most 107 characters, so that the directory must not be
-	// longer than /var/lib/kubelet.
+	// Paths of sockets have at most 107 characters, so the directory must not be longer than /var/lib/kubelet.
 	for s.dir == "" {
 		dir := filepath.Join(os.TempDir(), "dr"+rand.String(4))
 		switch err := os.Mkdir(dir, 0o755); {
@@ -176,8 +174,7 @@ func (s *session) close() error {
 	return errors.Join(append(errs, os.RemoveAll(s.dir))...)
 }
 
-// start starts an instance of the driver, as a pod with a new UID or that of env, and
-// waits until it can be called.
+// start starts an instance of the driver, as a pod with a new UID or env's UID, and waits until it can be called.
 func (s *session) start(ctx context.Context, env Env) (*instance, error) {
 	if s.config.Kubelet != "" {
 		i := &instance{env: env, kubelet: kubelet{driver: s.config.Driver, timeout: s.config.callTimeout}}
@@ -358,7 +355,7 @@ func (s *session) hook(ctx context.Context, command []string, device string) (st
 	return strings.TrimSpace(string(out)), nil
 }
 
-// permanent is an error after which poll does not try again.
+// permanent is an error that makes poll stop trying.
 type permanent struct{ error }
 
 // poll calls f until it succeeds or the context ends.

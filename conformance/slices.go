@@ -128,7 +128,7 @@ func checkSizes(_ string, all []resourceapi.ResourceSlice) error {
 	return nil
 }
 
-// hasLists reports whether a device has attributes whose values are lists.
+// hasLists reports whether a device has attributes with lists as values.
 func hasLists(d resourceapi.Device) bool {
 	for _, a := range d.Attributes {
 		if len(a.IntValues)+len(a.BoolValues)+len(a.StringValues)+len(a.VersionValues) > 0 {

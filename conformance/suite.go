@@ -37,10 +37,10 @@ type suite struct {
 
 	pods      []*corev1.Pod                // that the case started
 	podClaims []*resourceapi.ResourceClaim // of these pods
-	consumers []*corev1.Pod                // for which claims are reserved; they never run
+	consumers []*corev1.Pod                // claims are reserved for them; they never run
 }
 
-// outcome is the panic with which a case ends early.
+// outcome is the panic that ends a case early.
 type outcome struct {
 	status  Status
 	message string
@@ -61,9 +61,8 @@ func (s *suite) do(ctx context.Context, f func(context.Context, *suite)) (status
 	return Passed, ""
 }
 
-// portable replaces the random parts of a message, so that reports of the same driver do not
-// differ: the names and UIDs of the case's claims, the IDs of their shares, other names and
-// UIDs, and the directory of the suite.
+// portable replaces the random parts of a message, so reports of the same driver do not differ: the names and UIDs of
+// the case's claims, the IDs of their shares, other names and UIDs, and the directory of the suite.
 func (s *suite) portable(message string) string {
 	for i, c := range s.claims {
 		number := strconv.Itoa(i + 1)
@@ -87,7 +86,7 @@ func (s *suite) portable(message string) string {
 			message = strings.ReplaceAll(message, prefix, "$POD")
 		}
 	}
-	// Names end as those of k8s.io/apimachinery/pkg/util/rand.
+	// Names end like the names from k8s.io/apimachinery/pkg/util/rand.
 	return regexp.MustCompile(`\bconformance-[bcdfghjklmnpqrstvwxz2456789]{8}\b`).ReplaceAllString(message, "$$NAME")
 }
 
@@ -420,7 +419,7 @@ func (s *suite) createAs(ctx context.Context, meta metav1.ObjectMeta, requests .
 	return c
 }
 
-// otherSubrequest is the name of a subrequest for which nothing is allocated.
+// otherSubrequest is the name of a subrequest without an allocation.
 const otherSubrequest = "other"
 
 // request returns a request for one device, or the request of a subrequest REQUEST/SUBREQUEST.
@@ -444,14 +443,14 @@ func (s *suite) request(name string) resourceapi.DeviceRequest {
 	return resourceapi.DeviceRequest{Name: name, Exactly: r}
 }
 
-// mainRequest returns the name of a request without that of a subrequest.
+// mainRequest returns the name of a request without the subrequest's name.
 func mainRequest(name string) string {
 	name, _, _ = strings.Cut(name, "/")
 	return name
 }
 
-// reallocate deallocates a claim, as the scheduler and the controller of claims do when no pod uses
-// it any more, and allocates something else.
+// reallocate deallocates a claim, as the scheduler and the controller of claims do when no pod uses it anymore, and
+// allocates something else.
 func (s *suite) reallocate(
 	ctx context.Context, c *claim, results ...resourceapi.DeviceRequestAllocationResult,
 ) *claim {
@@ -486,8 +485,8 @@ func (s *suite) allocate(ctx context.Context, c *claim, allocation resourceapi.D
 	return c
 }
 
-// consumer returns the consumer for which an allocated claim is reserved. The kube-controller-manager
-// deallocates a claim that is reserved only for a pod that does not exist.
+// consumer returns the consumer that an allocated claim is reserved for. The kube-controller-manager deallocates a
+// claim that is reserved only for a pod that does not exist.
 func (s *suite) consumer(ctx context.Context, c *claim) resourceapi.ResourceClaimConsumerReference {
 	if s.server == nil && slices.Contains(s.config.Features, "WorkloadClaims") {
 		return resourceapi.ResourceClaimConsumerReference{
@@ -632,7 +631,7 @@ func (s *suite) crash(ctx context.Context, before int) error {
 // unprepare unprepares a claim.
 func (s *suite) unprepare(ctx context.Context, c *claim) { s.unprepareOn(ctx, s.main(), c.proto()) }
 
-// end unprepares and deletes a claim, so that its device is free for another.
+// end unprepares and deletes a claim, and its device is free for another.
 func (s *suite) end(ctx context.Context, c *claim) { s.endOn(ctx, s.main(), c) }
 
 func (s *suite) endOn(ctx context.Context, i *instance, c *claim) {

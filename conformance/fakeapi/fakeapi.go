@@ -1,10 +1,9 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fakeapi serves the objects of Kubernetes' own APIs over HTTP, so that a
-// driver can use it as its API server. It has resource versions, watches, conflicts,
-// and server-side apply, but no validation, no authorization, and no controllers.
-// Tests can change or refuse requests.
+// Package fakeapi serves the objects of Kubernetes' own APIs over HTTP. A driver can use it as its API server. It has
+// resource versions, watches, conflicts, and server-side apply, but no validation, no authorization, and no
+// controllers. Tests can change or refuse requests.
 package fakeapi
 
 import (
@@ -54,9 +53,9 @@ type Server struct {
 	changed  chan struct{} // closed at each change
 }
 
-// Interceptor sees every request except watches before it is processed. It may change
-// the object that is written, which is nil for other requests. The client gets the
-// error, an apierrors.APIStatus, as the response; ErrUnreachable breaks the connection.
+// Interceptor sees every request except watches before it is processed. It may change the written object, which is nil
+// for other requests. The client gets the error, an apierrors.APIStatus, as the response; ErrUnreachable breaks the
+// connection.
 type Interceptor func(r *http.Request, object runtime.Object) error
 
 // Observer sees every request except watches after it was processed, with its body and the error

@@ -18,7 +18,8 @@ import (
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-// The functions below apply faults at the steps of prepare. Without a fault, they change nothing and return no error.
+// The functions below apply faults at the steps of prepare. Without a fault, they do not change anything and return
+// nil.
 
 // spoilCall applies faults of the start of a call.
 func (d *Driver) spoilCall(ctx context.Context, c *dra.Claim) error {
@@ -44,7 +45,7 @@ func (d *Driver) spoilCall(ctx context.Context, c *dra.Claim) error {
 	return nil
 }
 
-// failedFile returns the name of a file that marks a claim whose preparation failed.
+// failedFile returns the name of a file that marks a claim after its preparation failed.
 func (d *Driver) failedFile(uid string) string { return filepath.Join(d.claimsDir(), uid+".failed") }
 
 // spoilFailure applies faults of a prepare that failed. r has the devices before the one that failed.
@@ -91,7 +92,7 @@ func (d *Driver) spoilSaved(uid string) {
 		d.leaveOpen()
 	}
 	d.mu.Unlock()
-	if d.fault("UNPR-15") { // most of the time of this call, so that the case finds the fault on a busy machine, too
+	if d.fault("UNPR-15") { // most of this call's time, so the case finds the fault on a busy machine, too
 		<-time.After(50 * time.Millisecond)
 	}
 }

@@ -331,7 +331,7 @@ func (p *publisher) sync(ctx context.Context) error {
 	return p.removeOthers(ctx, desired, list.Items)
 }
 
-// removeOthers deletes slices that the node should not have, such as those of an earlier release.
+// removeOthers deletes slices that the node should not have, such as an earlier release's slices.
 func (p *publisher) removeOthers(ctx context.Context, desired, items []resourceapi.ResourceSlice) error {
 	if p.fault("PUB-02/left") {
 		return nil

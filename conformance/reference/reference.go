@@ -1,11 +1,10 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reference is a small DRA driver for devices that exist in its memory only. It
-// meets every requirement that the suite tests, unless it is given a fault: the ID of one
-// requirement that it then does not meet, or ID/NAME for another way not to meet it. The
-// suite's own tests run it with each fault.
-// All state is in files, so that two instances can run side by side.
+// Package reference is a small DRA driver for devices that exist in its memory only. It meets every requirement that
+// the suite tests, unless it is given a fault: the ID of one requirement that it then does not meet, or ID/NAME for
+// another way not to meet it. The suite's own tests run it with each fault. All state is in files, so two instances can
+// run side by side.
 package reference
 
 import (
@@ -58,7 +57,7 @@ type Driver struct {
 	mu       sync.Mutex
 	attempts map[string]int  // prepare calls by claim UID, until unprepare
 	finished map[string]bool // claims that were unprepared
-	busy     map[string]bool // claims of which a call was canceled
+	busy     map[string]bool // claims with a canceled call
 	own      map[string]bool // claims that this process prepared
 	infos    int             // GetInfo calls
 	streams  int             // open streams of health
@@ -69,8 +68,8 @@ type Driver struct {
 	locks    sync.Map        // mutexes of claims, for a fault
 	prepares sync.Mutex      // of all calls of prepare, for a fault
 
-	made      map[string]bool    // claims of which this process made the record
-	preparing map[string]bool    // claims of which prepare is under way
+	made      map[string]bool    // claims with a record from this process
+	preparing map[string]bool    // claims that are being prepared
 	ended     map[string]*record // claims that were unprepared, for a fault
 	kept      [][]byte           // memory that a fault does not free
 	files     []*os.File         // files that a fault does not close
@@ -592,8 +591,7 @@ func (d *Driver) build(ctx context.Context, c *dra.Claim) (*record, error) {
 	return r, nil
 }
 
-// read returns a claim that is allocated. It returns nil for a claim of which a driver with a fault
-// prepares nothing.
+// read returns a claim that is allocated. It returns nil for a claim that a driver with a fault does not prepare.
 func (d *Driver) read(ctx context.Context, c *dra.Claim) (*resourceapi.ResourceClaim, error) {
 	claim, err := d.Client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
 	switch {
@@ -701,7 +699,7 @@ func (d *Driver) room(uid string, p prepared, result resourceapi.DeviceRequestAl
 	return nil
 }
 
-// ghost returns the file of a claim of which the capacity was not returned.
+// ghost returns the file of a claim with capacity that was not returned.
 func (d *Driver) ghost(uid string) string { return filepath.Join(d.StateDir, "used-"+uid) }
 
 func (d *Driver) exists(r *record) bool {
@@ -709,8 +707,8 @@ func (d *Driver) exists(r *record) bool {
 	return err == nil
 }
 
-// parameters returns the value of the opaque parameters of a request. Those of a claim
-// win over those of a class, and later ones over earlier ones.
+// parameters returns the value of the opaque parameters of a request. A claim's parameters win over a class's, and
+// later ones over earlier ones.
 func (d *Driver) parameters(claim *resourceapi.ResourceClaim, request string) (value string, err error) {
 	for _, source := range []resourceapi.AllocationConfigSource{
 		resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim,
@@ -867,7 +865,7 @@ func (d *Driver) release(ctx context.Context, r *record) error {
 			return err
 		}
 	}
-	if d.fault("UNPR-09/hang") { // the client has no deadline
+	if d.fault("UNPR-09/hang") { // the client does not have a deadline
 		_, _ = d.Client.ResourceV1().ResourceClaims(r.Namespace).Get(context.Background(), r.Name, metav1.GetOptions{})
 	}
 	if d.fault("WORK-03") {
@@ -930,8 +928,8 @@ func (d *Driver) leaveOpen() {
 	}
 }
 
-// remove removes everything that the driver has of a claim. The record is the last, so that a
-// call that failed can be repeated.
+// remove removes everything that the driver has of a claim. It removes the record last, so a call that failed can be
+// repeated.
 func (d *Driver) remove(r *record) error {
 	if d.fault("UNPR-10/record") {
 		_ = os.Remove(d.recordPath(r.UID))

@@ -239,7 +239,7 @@ func (d *Driver) updateMetadata(r *record) error {
 			}
 			file := d.metadataFile(now, p)
 			if old, err := os.ReadFile(file); err != nil || bytes.Equal(old, raw) {
-				continue // it has no metadata, or the same
+				continue // it does not have metadata, or the same
 			}
 			if err := writeReadable(file, raw); err != nil {
 				return err

@@ -23,8 +23,8 @@ const (
 	dataLength   = 1 << 20 // bytes that dial sends and reads again
 )
 
-// serve echoes what it reads on all interfaces except these, until the context ends. Its
-// sockets are bound to the interfaces, so that no response takes another one.
+// serve echoes what it reads on all interfaces except these, until the context ends. Its sockets are bound to the
+// interfaces, so responses do not take other interfaces.
 func serve(ctx context.Context, port string, except []string) error {
 	names, err := others(except)
 	if err != nil {

@@ -1,9 +1,9 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probe is the program that the containers of the suite's pods run. It reports what
-// a container has, serves and opens connections, and opens device nodes. Results are
-// written to the termination message, so that the suite needs no access to the kubelet.
+// Package probe is the program that the containers of the suite's pods run. It reports what a container has, serves and
+// opens connections, and opens device nodes. Results are written to the termination message, so the suite does not need
+// access to the kubelet.
 package probe
 
 import (
@@ -67,8 +67,8 @@ type Node struct {
 	Number string `json:"number"`
 }
 
-// Inspect returns the view of this process. The termination message has room for 4096
-// bytes, so that mounts of the kernel's own file systems are left out.
+// Inspect returns the view of this process. The termination message has room for 4096 bytes, so mounts of the kernel's
+// own file systems are left out.
 func Inspect() (v View, err error) {
 	if v.Interfaces, err = interfaces(); err != nil {
 		return v, err
@@ -164,7 +164,7 @@ const usage = `container needs one of these commands:
                         interface that is not one of these
   open NUMBER...        open a device node of each number, such as c:195:0; succeeds if none can be opened`
 
-// terminationMessage is the file whose content the kubelet puts into the status.
+// terminationMessage is the file that the kubelet copies into the status.
 const terminationMessage = "/dev/termination-log"
 
 // Main runs a command in a container. The termination message has its result or its error.

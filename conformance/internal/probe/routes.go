@@ -26,7 +26,7 @@ func routes(dir, name string) (all []string, err error) {
 		parse func([]string) (string, netip.Prefix, netip.Addr, error)
 	}{{"route", route4}, {"ipv6_route", route6}} {
 		raw, err := os.ReadFile(filepath.Join(dir, family.file))
-		if errors.Is(err, fs.ErrNotExist) { // the kernel has no IPv6
+		if errors.Is(err, fs.ErrNotExist) { // the kernel does not have IPv6
 			continue
 		}
 		if err != nil {
