@@ -103,7 +103,8 @@ func (c *controlPlane) connect(b *testing.B) error {
 // managementLink is the name of the bridge of the control plane, and of a node's link to it.
 const managementLink = "node0"
 
-// addPort adds a port to the bridge of the control plane, in whose namespace h works. Its other end is in peer.
+// addPort adds a port to the bridge of the control plane. h works in the control plane's namespace. The port's other
+// end is in peer.
 func addPort(h *netlink.Handle, name string, peer *nstest.Namespace) (netlink.Link, error) {
 	bridge, err := h.LinkByName(managementLink)
 	if err != nil {

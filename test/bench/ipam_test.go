@@ -13,13 +13,13 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/measure"
 )
 
-// otherPods is the number of pods with addresses of an IPAM plugin next to which it is measured.
+// otherPods is the number of other pods with an IPAM plugin's addresses while the plugin is measured.
 const otherPods = 50
 
 // ipam is an IPAM plugin behind the CNI plugin macvlan.
 type ipam struct {
 	plugins *cni
-	// api counts the requests of the plugin; nil if it has no API server.
+	// api counts the requests of the plugin; nil if it does not have an API server.
 	api  *controlPlane
 	next int // number of the next pod
 }

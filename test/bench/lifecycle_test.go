@@ -20,7 +20,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/measure"
 )
 
-// node is a node with a NIC on which other pods have macvlans.
+// node is a node with a NIC that other pods have macvlans on.
 type node struct {
 	b      *testing.B
 	nic    netdev.NIC

@@ -33,7 +33,7 @@ const (
 	fast = 40e9
 )
 
-// pair is two pods with the same limit, and a host to which both are connected.
+// pair is two pods with the same limit, and a host that both are connected to.
 type pair struct {
 	measured, neighbor endpoint
 	host               *nstest.Namespace
@@ -68,11 +68,10 @@ var limiters = []limiter{
 //   - send-first-second-%: the rate of the first second, in percent of the limit
 //   - own-p99-µs: the round trip of a datagram of the pod that sends as fast as it can
 //   - neighbor-p99-µs: the round trip of a datagram of another pod at the same time
-//   - one-to-eight-flows-%: the rate of the pod with one TCP flow, in percent of that of another pod with eight
-//   - cpu-ms/Gbit: processor time of the machine for each Gbit that arrives, including that of
-//     sender and receiver
+//   - one-to-eight-flows-%: the rate of the pod with one TCP flow, in percent of another pod's rate with eight
+//   - cpu-ms/Gbit: processor time of the machine for each Gbit that arrives, including sender and receiver
 //   - kpps: small datagrams that a pod sends without reaching its limit, in thousands per second
-//   - two-senders: the datagrams that two pods send at the same time, as a multiple of those of one
+//   - two-senders: the datagrams that two pods send at the same time, as a multiple of one pod's datagrams
 func BenchmarkTraffic(b *testing.B) {
 	for _, l := range limiters {
 		for _, limit := range []uint64{100e6, 1e9} {
@@ -160,13 +159,13 @@ func measureUnlimited(b *testing.B, p pair) {
 	b.ReportMetric(float64(first+second)/float64(one), "two-senders")
 }
 
-// send returns the rate at which frames of the pod arrive at the host, in bits per second.
+// send returns the rate of the pod's frames that arrive at the host, in bits per second.
 func (e endpoint) send(b *testing.B, host *nstest.Namespace, duration time.Duration) float64 {
 	b.Helper()
 	return frameRate(b, nstest.Flow{From: e.Namespace, To: host, Address: e.host + flowPort, Duration: duration})
 }
 
-// receive returns the rate at which frames of the host arrive at the pod, in bits per second.
+// receive returns the rate of the host's frames that arrive at the pod, in bits per second.
 func (e endpoint) receive(b *testing.B, host *nstest.Namespace, duration time.Duration) float64 {
 	b.Helper()
 	return frameRate(b, nstest.Flow{From: host, To: e.Namespace, Address: e.address + flowPort, Duration: duration})
@@ -338,7 +337,7 @@ func bucketInPod(b *testing.B, limit uint64) pair {
 			b.Fatal(err)
 		}
 		err := inPod(pod, func(h *netlink.Handle, link netlink.Link) error {
-			const latency = 25 // ms; that of the CNI plugin bandwidth
+			const latency = 25 // ms; from the CNI plugin bandwidth
 			return h.QdiscAdd(&netlink.Tbf{
 				QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Parent: netlink.HANDLE_ROOT},
 				Rate:       limit / 8, Buffer: bufferTime(limit), Limit: uint32(limit/8*latency/1000) + burst(limit),
@@ -350,8 +349,7 @@ func bucketInPod(b *testing.B, limit uint64) pair {
 	})
 }
 
-// bufferTime is the time in which the limit permits burst, in ticks of the kernel's packet
-// scheduler.
+// bufferTime is how long burst takes at the limit, in ticks of the kernel's packet scheduler.
 func bufferTime(limit uint64) uint32 {
 	return uint32(float64(burst(limit)) * 1e6 / float64(limit/8) * netlink.TickInUsec())
 }

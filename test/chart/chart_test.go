@@ -1,8 +1,8 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package chart tests which values the Helm chart accepts, and the objects that it renders. test/monitoring tests those
-// of the Prometheus operator.
+// Package chart tests which values the Helm chart accepts, and the objects that it renders. test/monitoring tests the
+// Prometheus operator's objects.
 package chart
 
 import (
@@ -27,13 +27,13 @@ const root = "../.."
 
 var chart = filepath.Join(root, "deployments/helm/dra-driver-shared")
 
-// everything are values with which the chart renders all its objects, each with a value.
+// everything are values that make the chart render all its objects, each with a value.
 const everything = "controller.certManager=true,monitoring.podMonitor=true,monitoring.prometheusRule=true"
 
 // objects are those that the chart renders, by kind and name.
 type objects map[string]*unstructured.Unstructured
 
-// render renders the chart as the release. set is as for Helm's --set, and flags are further flags.
+// render renders the chart as the release. set is as for Helm's --set, and flags are additional flags.
 func render(t *testing.T, release, set string, flags ...string) (objects, error) {
 	t.Helper()
 	touchChart(t)
@@ -112,7 +112,7 @@ func podTemplates(t *testing.T, all objects) map[string]corev1.PodTemplateSpec {
 	}
 }
 
-// Argo CD creates no Leases: without the right to create one, no replica would ever lead.
+// Argo CD does not create Leases: without the right to create one, no replica would ever lead.
 func TestChart_controllerCreatesItsLease(t *testing.T) {
 	role := decode[rbacv1.Role](t, mustRender(t, ""), "Role/x-controller")
 	for _, rule := range role.Rules {
@@ -145,7 +145,8 @@ func TestChart_updateStrategyOfThePlugin(t *testing.T) {
 	}
 }
 
-// The image has programs for Linux only. The plugin tolerates all taints, also those of Windows and virtual nodes.
+// The image has programs for Linux only. The plugin tolerates all taints, including taints of Windows and virtual
+// nodes.
 func TestChart_podsRunOnLinux(t *testing.T) {
 	const os = `kubernetes\.io/os`
 	all := mustRender(t, "plugin.nodeSelector.a=b,controller.nodeSelector.a=b,plugin.nodeSelector."+os+"=windows")
@@ -182,7 +183,7 @@ func TestChart_uninstallCheck(t *testing.T) {
 	}
 }
 
-// Clusters may require labels of all objects. The definitions have none, because `make generate` writes them.
+// Clusters may require labels of all objects. The definitions do not have labels, because `make generate` writes them.
 func TestChart_commonLabels(t *testing.T) {
 	all := mustRender(t, everything+",commonLabels.team=net,plugin.mountBPFFS=true")
 	for key, o := range all {
@@ -245,7 +246,7 @@ func TestChart_acceptsTheConditionOfADependency(t *testing.T) {
 	mustRender(t, "enabled=true")
 }
 
-// Names that begin with the release's would be refused by the API server, that of the Job only at the removal.
+// The API server would refuse names that begin with the release's name; the Job's name only at the removal.
 func TestChart_releaseNames(t *testing.T) {
 	const message = "must be at most 47 characters, start with a letter, and have no dots"
 	for release, want := range map[string]bool{

@@ -126,7 +126,7 @@ func expectNoPrivileges(t *testing.T, all objects) {
 	}
 }
 
-// expectPatientProbes expects the time and the CPU with which the kubelet does not restart the plugin of a busy node.
+// expectPatientProbes expects enough time and CPU that the kubelet does not restart the plugin of a busy node.
 func expectPatientProbes(t *testing.T, all objects) {
 	t.Helper()
 	plugin := podTemplates(t, all)["plugin"].Spec.Containers[0]
@@ -146,7 +146,7 @@ func expectPatientProbes(t *testing.T, all objects) {
 	}
 }
 
-// expectCertificate expects that the controller mounts the Secret in which cert-manager writes the certificate.
+// expectCertificate expects that the controller mounts the Secret that cert-manager writes the certificate to.
 func expectCertificate(t *testing.T, all objects) {
 	t.Helper()
 	want := field(t, all, "Certificate/x-controller-webhook", "spec", "secretName")
@@ -271,7 +271,7 @@ func expectPorts(t *testing.T, all objects) {
 	}
 }
 
-// expectHostNetwork expects an update that does not wait for a node whose ports are free.
+// expectHostNetwork expects an update that does not wait for a node with free ports.
 func expectHostNetwork(t *testing.T, all objects) {
 	t.Helper()
 	spec := decode[appsv1.Deployment](t, all, "Deployment/x-controller").Spec

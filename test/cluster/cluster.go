@@ -35,8 +35,8 @@ const readyTimeout = 2 * time.Minute
 // cluster is one test cluster, identified by its directory.
 type cluster struct {
 	dir string // absolute
-	// id is the prefix of the names of the cluster's cgroups. It is derived from
-	// dir, so that a later process finds the cgroups of a cluster that crashed.
+	// id is the prefix of the names of the cluster's cgroups. It is derived from dir, so a later process finds the cgroups
+	// of a cluster that crashed.
 	id string
 }
 
@@ -269,7 +269,7 @@ func (c *cluster) guard() error {
 }
 
 // awaitEnd waits until process 1 of the cluster ends, and returns its error. It ends that process when this one
-// receives SIGTERM, and when the lifeline ends without a byte that was written to it.
+// receives SIGTERM, and when the lifeline ends before a byte was written to it.
 func awaitEnd(child *exec.Cmd, lifeline io.Reader) error {
 	end := make(chan struct{}, 2)
 	go func() {
@@ -360,9 +360,8 @@ func (c *cluster) stopGuard() error {
 	return unix.Flock(int(f.Fd()), unix.LOCK_EX)
 }
 
-// removeRemains removes the resources that outlive the cluster's processes: its cgroups
-// and the nodes' data. The kernel removes namespaces and mounts with the processes. The
-// logs stay until `down`, so that a failed start can be diagnosed.
+// removeRemains removes the resources that outlive the cluster's processes: its cgroups and the nodes' data. The kernel
+// removes namespaces and mounts with the processes. The logs stay until `down`: a failed start can then be diagnosed.
 func (c *cluster) removeRemains() error {
 	err := c.removeCgroups()
 	entries, _ := os.ReadDir(c.dir)

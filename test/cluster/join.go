@@ -13,8 +13,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/cluster/build"
 )
 
-// Where a machine that joins the cluster has its files, and the directory in
-// which it has the binaries of Kubernetes, containerd, and the CNI plugins.
+// The directories for a joining machine's files, and for the binaries of Kubernetes, containerd, and the CNI plugins.
 const (
 	joinedConfig   = "/etc/node"
 	joinedBinaries = "/opt/node"

@@ -5,9 +5,8 @@
 // a container engine: etcd, the control plane, and one or two nodes, each a
 // kubelet with a container runtime, containerd by default, all built from Go modules.
 //
-// A cluster is identified by its directory. Its processes run in private
-// network, mount, and PID namespaces below one process, so that the cluster ends
-// when this process ends:
+// A cluster is identified by its directory. Its processes run in private network, mount, and PID namespaces below one
+// process. The cluster ends when this process ends:
 //
 //	up      prints progress and returns when the nodes are Ready
 //	guard   the only process outside the namespaces; it holds the cluster's lock,
@@ -141,7 +140,7 @@ func run(ctx context.Context, args []string) error {
 	return c.run(ctx, verb, a)
 }
 
-// runBuild runs the verbs that need no cluster.
+// runBuild runs the verbs that do not need a cluster.
 func runBuild(ctx context.Context, verb string, a *arguments) error {
 	switch verb {
 	case "build":
@@ -170,7 +169,7 @@ func runBuild(ctx context.Context, verb string, a *arguments) error {
 	}
 }
 
-// run runs the verbs of a cluster, and those with which its processes start each other.
+// run runs the verbs of a cluster, and the verbs that its processes start each other with.
 func (c *cluster) run(ctx context.Context, verb string, a *arguments) error {
 	switch verb {
 	case "up":

@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// privateMounts makes every mount of this namespace private, so that later
-// mounts do not propagate to the machine.
+// privateMounts makes every mount of this namespace private. Later mounts then do not propagate to the machine.
 func privateMounts() error {
 	return mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 }
@@ -52,8 +51,8 @@ func mountFresh(paths ...string) error {
 	return nil
 }
 
-// mountDev mounts a private copy of /dev, so that a test can add device nodes to
-// one node without changing the machine or other nodes.
+// mountDev mounts a private copy of /dev. A test can then add device nodes to one node without changing the machine or
+// other nodes.
 func mountDev() error {
 	const dir = "/mnt"
 	if err := mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID, "mode=755"); err != nil {

@@ -26,9 +26,8 @@ func podCIDR(index int) string  { return fmt.Sprintf("10.77.%d.0/24", index+1) }
 // text is an error message.
 const nodeStarted = "started"
 
-// node runs a node inside its network and mount namespaces until the cluster
-// ends. The node has its own /run, /var/lib/kubelet, and so on, so that ordinary
-// DaemonSet manifests work.
+// node runs a node inside its network and mount namespaces until the cluster ends. The node has its own /run,
+// /var/lib/kubelet, and so on, so ordinary DaemonSet manifests work.
 func (c *cluster) node(ctx context.Context, name string) error {
 	ready := os.NewFile(3, "ready")
 	syscall.CloseOnExec(3)
@@ -112,8 +111,7 @@ func (c *cluster) startRuntime(ctx context.Context, r criRuntime, o options, nam
 	})
 }
 
-// nodeMounts makes the node's mounts. The directory of the runtime's state and that of
-// the kubelet are in data.
+// nodeMounts makes the node's mounts. The state directories of the runtime and the kubelet are in data.
 func nodeMounts(data, runtimeState string) error {
 	if err := privateMounts(); err != nil {
 		return err
@@ -222,9 +220,8 @@ func (c *cluster) writeKubeletConfig(data, name string, index int, cgroup, runti
 	return file, writeJSON(file, config)
 }
 
-// kubeletConfig returns the part of a kubelet's configuration that nodes have in
-// common. pki is the directory of the certificates, and runtimeSocket that of the
-// container runtime.
+// kubeletConfig returns the part of a kubelet's configuration that nodes have in common. pki is the directory of the
+// certificates, and runtimeSocket the container runtime's socket.
 func kubeletConfig(pki, name, runtimeSocket string, index int) map[string]any {
 	return map[string]any{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",

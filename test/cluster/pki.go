@@ -49,7 +49,7 @@ func newAuthority(dir string) (*authority, error) {
 	return a, err
 }
 
-// loadAuthority returns the authority whose files are in dir.
+// loadAuthority returns the authority with its files in dir.
 func loadAuthority(dir string) (*authority, error) {
 	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key"))
 	if err != nil {
@@ -72,7 +72,7 @@ func (a *authority) issueNode(index int) error {
 func certificateTemplate(subject pkix.Name, hosts []string) *x509.Certificate {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 64))
 	if err != nil {
-		panic(err) // the system has no source of randomness
+		panic(err) // the system does not have a source of randomness
 	}
 	t := &x509.Certificate{
 		SerialNumber: serial,
@@ -138,8 +138,7 @@ func writePEM(path, kind string, der []byte, mode os.FileMode) error {
 	return os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), mode)
 }
 
-// kubeconfig writes a kubeconfig (in JSON, which is YAML) for a user whose
-// certificate issue has written.
+// kubeconfig writes a kubeconfig (in JSON, which is YAML) for a user with a certificate written by issue.
 func (a *authority) kubeconfig(path, name, server string) error {
 	raw, err := json.MarshalIndent(map[string]any{
 		"apiVersion": "v1",

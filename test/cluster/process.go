@@ -59,8 +59,8 @@ func initProcess(path string, args []string) error {
 	}
 }
 
-// daemon is a process that is restarted when it ends, as an init system does, so
-// that a test can kill it and check that the cluster recovers.
+// daemon is a process that is restarted when it ends, as an init system does. A test can kill it and check that the
+// cluster recovers.
 type daemon struct {
 	name string
 	log  string
@@ -73,7 +73,7 @@ type daemon struct {
 	stopped string
 }
 
-// restartDelay keeps a daemon that fails at once from restarting in a busy loop.
+// restartDelay keeps a daemon that fails immediately from restarting in a busy loop.
 const restartDelay = 500 * time.Millisecond
 
 // start starts the daemon and restarts it whenever it ends, until ctx is canceled.

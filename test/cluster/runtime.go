@@ -27,9 +27,9 @@ import (
 type criRuntime struct {
 	// name of the daemon and of its directory in the node's data.
 	name string
-	// socket on which the daemon serves the interface.
+	// socket that the daemon serves the interface on.
 	socket string
-	// state is the directory in which the daemon stores images and containers.
+	// state is the directory that the daemon stores images and containers in.
 	state string
 	// configure writes the daemon's configuration and returns its arguments.
 	configure func(n runtimeNode) (argv []string, err error)
@@ -77,13 +77,11 @@ func containerdRuntime(config string, importFlags ...string) criRuntime {
 	}
 }
 
-// withoutPrivileges are lines of containerdConfig for a node that has neither
-// CAP_SYS_RESOURCE nor AppArmor.
+// withoutPrivileges are lines of containerdConfig for a node without CAP_SYS_RESOURCE and AppArmor.
 const withoutPrivileges = "  restrict_oom_score_adj = true\n  disable_apparmor = true\n"
 
-// containerdConfig is a format string. Its arguments are the directory of the binaries,
-// that of the CNI configuration, the path of the OCI runtime, further lines of the
-// runtime's section, and whether systemd manages the cgroups.
+// containerdConfig is a format string. Its arguments are the directories of the binaries and of the CNI configuration,
+// the path of the OCI runtime, more lines for the runtime's section, and whether systemd manages the cgroups.
 const containerdConfig = `version = 4
 disabled_plugins = ["io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.erofs"]
 [plugins.'io.containerd.cri.v1.images']
@@ -218,10 +216,9 @@ func execOCIRuntime(argv []string) error {
 	return unix.Exec(argv[0], argv, os.Environ())
 }
 
-// adaptBundle changes the config.json of a container. Where this machine denies them, it
-// removes a negative OOM score, which needs CAP_SYS_RESOURCE, and limits of huge pages:
-// CRI-O requests both for each container and has no option to turn them off. It lowers
-// the version of the OCI specification and removes an unlimited number of processes,
+// adaptBundle changes the config.json of a container. Where this machine denies them, it removes a negative OOM score,
+// which needs CAP_SYS_RESOURCE, and limits of huge pages: CRI-O requests both for each container and does not have an
+// option to turn them off. It lowers the version of the OCI specification and removes an unlimited number of processes,
 // because Debian 12's crun refuses later versions and negative limits.
 func adaptBundle(file string) error {
 	raw, err := os.ReadFile(file)

@@ -9,11 +9,11 @@ import (
 	"os"
 )
 
-// Scripts through which a person or a test runs commands in the cluster. They
-// pass on standard input and the caller's files, and work from any directory.
+// Scripts that a person or a test uses to run commands in the cluster. They pass on standard input and the caller's
+// files, and work from any directory.
 const (
-	// kubectl enters only the network namespace, so that `-f FILE` reads the caller's
-	// files. kubectl ends before garbage collection would be worth its time.
+	// kubectl enters only the network namespace, so `-f FILE` reads the caller's files. kubectl ends before garbage
+	// collection would be worth its time.
 	kubectlScript = `#!/bin/sh
 # kubectl ARGS...: runs kubectl against this cluster.
 GOGC=off GOMEMLIMIT=256MiB exec nsenter --target "$(cat %[1]s/init.pid)" --net -- \

@@ -42,7 +42,7 @@ type Cluster struct {
 	queries *queryClient // nil before the first query, and after one that failed
 }
 
-// requestTimeout is the time after which kubectl ends a request.
+// requestTimeout is how long kubectl waits before it ends a request.
 const requestTimeout = 30 * time.Second
 
 // New returns the cluster in dir, which is relative to the root of the
@@ -80,7 +80,7 @@ type Options struct {
 	Gates string
 	// Kubernetes is the version to run. Empty means the default version.
 	Kubernetes string
-	// Kubelet is the version of the nodes' kubelets. Empty means that of Kubernetes.
+	// Kubelet is the version of the nodes' kubelets. Empty means the same as Kubernetes.
 	Kubelet string
 	// Runtime is the container runtime: containerd, containerd-1.7, or cri-o. Empty
 	// means containerd.

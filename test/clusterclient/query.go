@@ -62,7 +62,7 @@ func parseQuery(args []string) (query, bool) {
 	return q, true
 }
 
-// query answers a query without kubectl, whose start alone takes 0.2 s of processor time. On a cluster that tests poll,
+// query answers a query without kubectl, which takes 0.2 s of processor time to start. On a cluster that tests poll,
 // that was a quarter of the time of all processes.
 func (c *Cluster) query(ctx context.Context, q query) (string, error) {
 	c.lock.Lock()

@@ -16,9 +16,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// The API server refuses changes of pools that would change the addresses and routes of links, and blocks
-// without valid ranges. It also refuses the deletion of a pool whose status does not yet show whether nodes
-// have its addresses.
+// The API server refuses changes of pools that would change the addresses and routes of links, and blocks without valid
+// ranges. It also refuses the deletion of a pool if its status does not yet show whether nodes have its addresses.
 func TestAddressPools_refusedWrites(t *testing.T) {
 	e := requireTestEnv(t)
 	newPool := func(name, gateway string, more ...string) *network.AddressPool {

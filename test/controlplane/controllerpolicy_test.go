@@ -54,7 +54,7 @@ type tokenThief struct {
 	ns       string
 	identity client.Client
 	// claim and own are allocated: claim has a device of another driver only, and own also one of the driver. The owner of
-	// ofJob is a Job, and that of ofGroup the group.
+	// ofJob is a Job, and the owner of ofGroup is the group.
 	claim, own, unallocated, ofJob, ofGroup *resourceapi.ResourceClaim
 	group, named                            *scheduling.PodGroup // named names the claim
 	pod                                     *corev1.Pod
@@ -84,7 +84,7 @@ func newThief(t *testing.T, e *testEnv) *tokenThief {
 	ofJob.OwnerReferences = []metav1.OwnerReference{
 		*metav1.NewControllerRef(e.createJob(t, ns), batchv1.SchemeGroupVersion.WithKind("Job")),
 	}
-	// A user makes a PodGroup the owner of a claim, so that both are deleted together.
+	// A user makes a PodGroup the owner of a claim. Both are then deleted together.
 	ofGroup := fabricClaim(ns, "of-group")
 	ofGroup.OwnerReferences = []metav1.OwnerReference{
 		*metav1.NewControllerRef(pg, scheduling.GroupVersion.WithKind(scheduling.Kind)),
@@ -403,8 +403,8 @@ func TestPolicy_listedClaimsWhileOff(t *testing.T) {
 	}
 }
 
-// Annotations for pods have no effect on the metadata of a workload, nor unknown ones on a pod template, and the API
-// server says so.
+// Annotations for pods do not have an effect on the metadata of a workload, and unknown ones do not on a pod template.
+// The API server says so.
 func TestPolicy_misplacedAnnotations(t *testing.T) {
 	e := requireTestEnv(t)
 	ns := e.createNamespace(t, "misplaced")

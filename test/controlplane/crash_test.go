@@ -196,12 +196,11 @@ func (e *testEnv) runLifecycle(t *testing.T, f *failingClient) {
 	finish()
 }
 
-// killAtEachWrite calls run once without a failure, and then kills the controller before and
-// after the first writes of each kind. It fails if the controller makes no write of a kind in
-// required.
+// killAtEachWrite calls run once without a failure, and then kills the controller before and after the first writes of
+// each kind. It fails if the controller does not make a write of a kind in required.
 func (e *testEnv) killAtEachWrite(t *testing.T, run func(*testing.T, *failingClient), required ...string) {
 	t.Helper()
-	const first = 3 // further writes of a kind differ only in their object
+	const first = 3 // later writes of a kind differ only in their object
 	recorded := newFailingClient(failpointtest.Point{})
 	run(t, recorded)
 	t.Logf("the controller makes %d writes: %v", recorded.killer.Total(), recorded.operations)
@@ -221,8 +220,8 @@ func (e *testEnv) killAtEachWrite(t *testing.T, run func(*testing.T, *failingCli
 	}
 }
 
-// The controller is killed before and after each kind of write in the lifecycle of a StatefulSet
-// whose ordinals have claims. Its successor finishes the lifecycle.
+// The controller is killed before and after each kind of write in the lifecycle of a StatefulSet with claims per
+// ordinal. Its successor finishes the lifecycle.
 func TestReplicas_controllerKilledBetweenAnyTwoWrites(t *testing.T) {
 	e := requireLWSTests(t)
 	run := func(t *testing.T, f *failingClient) {

@@ -40,8 +40,8 @@ const reformattedFabric = `- spec:
   name: fabric
 `
 
-// sharingJob returns a Job whose pods share the claims that the annotation lists. Its pods have the containers worker
-// and helper.
+// sharingJob returns a Job with pods that share the claims in the annotation. Its pods have the containers worker and
+// helper.
 func sharingJob(ns, name, annotation string, pods int32) *batchv1.Job {
 	return &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name},
@@ -220,8 +220,8 @@ func TestJobClaims_suspension(t *testing.T) {
 	e.awaitEmpty(t, ns)
 }
 
-// A Job that is deleted leaves no claims, however it is deleted, and even while the controller does not run. The next
-// Job of that name has claims of its own.
+// A Job that is deleted does not leave claims, however it is deleted, and even while the controller does not run. The
+// next Job of that name has claims of its own.
 func TestJobClaims_deletion(t *testing.T) {
 	e := requireTestEnv(t)
 	stop := e.startController(t, nil)
@@ -390,8 +390,8 @@ func TestController_namespaceWithClaimsOfAllHolders(t *testing.T) {
 	e.awaitDeleted(t, object)
 }
 
-// A Job whose pods another controller creates, such as MultiKueue in another cluster, has no claim in this cluster
-// until it has a pod in this cluster.
+// If another controller creates a Job's pods, such as MultiKueue in another cluster, the Job does not have a claim in
+// this cluster until it has a pod there.
 func TestJobClaims_jobManagedByAnotherController(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)
@@ -470,8 +470,8 @@ func TestListedClaims_annotationInAnotherFormat(t *testing.T) {
 	e.awaitEmpty(t, ns)
 }
 
-// The annotation release has no effect on listed claims. It is refused on each object from which its author may expect
-// one.
+// The annotation release does not have an effect on listed claims. It is refused on each object where its author may
+// expect one.
 func TestListedClaims_releaseIsRefused(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)
@@ -525,8 +525,8 @@ func (e *testEnv) userWith(t *testing.T, ns string, rights ...rbacv1.PolicyRule)
 	return e.clientOf(t, user)
 }
 
-// Admission denies a Job whose claims the controller could not generate, and one whose author is not permitted to
-// create its claims.
+// Admission denies a Job if the controller could not generate its claims, or if its author is not permitted to create
+// them.
 func TestJobClaims_deniedAtCreation(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)
@@ -569,7 +569,7 @@ func TestJobClaims_deniedAtCreation(t *testing.T) {
 	}
 }
 
-// A thief of a pod's author's rights cannot join a pod to a Job that it does not belong to, nor skip admission.
+// A thief of a pod author's rights cannot join a pod to a Job that it does not belong to, or skip admission.
 func TestJobClaims_refusesPodsWithoutAJob(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)

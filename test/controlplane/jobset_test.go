@@ -40,8 +40,8 @@ func (e *testEnv) startJobSet(t *testing.T) {
 	})
 }
 
-// jobSet returns a JobSet whose replicated job "workers" has Jobs of 2 pods, each Job with a claim to the fabric. spec
-// has further fields of the JobSet, and jobSpec of its Jobs, by default that a failed pod fails its Job.
+// jobSet returns a JobSet. Its replicated job "workers" has Jobs of 2 pods, each Job with a claim to the fabric. spec
+// has more fields of the JobSet, and jobSpec of its Jobs, by default that a failed pod fails its Job.
 func jobSet(t *testing.T, ns, name string, replicas int, spec, jobSpec string) *unstructured.Unstructured {
 	t.Helper()
 	return jobSetOf(t, ns, name, replicas, 2, spec, jobSpec)

@@ -44,8 +44,7 @@ func TestKnownBugsOfKubernetes(t *testing.T) {
 	}
 }
 
-// reservedPods returns the names of the pods for which the only claim of a
-// namespace is reserved.
+// reservedPods returns the names of the pods that the only claim of a namespace is reserved for.
 func (e *testEnv) reservedPods(ctx context.Context, ns string) ([]string, error) {
 	claims, err := e.claims(ctx, ns)
 	if err == nil && len(claims) != 1 {
@@ -101,7 +100,7 @@ func (e *testEnv) deletedPodsLeaveRoom(t *testing.T) {
 	if err := simnode.Parallel(199, deletePod); err != nil {
 		t.Fatalf("delete 199 pods: %v", err)
 	}
-	if !e.native { // in native mode, pods have no entries
+	if !e.native { // in native mode, pods do not have entries
 		eventually.Eventually(t, timeout, "the claim is reserved for the last pod only", func() error {
 			names, err := e.reservedPods(ctx, ns)
 			if err == nil && !slices.Equal(names, []string{"group-00199"}) {
@@ -128,12 +127,12 @@ func (e *testEnv) terminalPodsOfGroup(t *testing.T) {
 	e.createRunningPods(t, ns, "group", 3, 5)
 	e.awaitNoWrites(t, ns, "two more pods run")
 	e.deletePods(t, ns)
-	e.awaitEntries(t, ns, 1) // that of the group
+	e.awaitEntries(t, ns, 1) // the group's entry
 	e.delete(t, pg)
 	e.awaitEmpty(t, ns)
 }
 
-// The same bug, for a claim with a holder whose pods are in no group.
+// The same bug, for a claim with a holder that has pods outside any group.
 func (e *testEnv) terminalPodsOfHeldClaim(t *testing.T) {
 	t.Helper()
 	ns := e.createNamespace(t, "held")
@@ -236,8 +235,8 @@ func (e *testEnv) podsEndWithTheirGroup(t *testing.T) {
 	})
 }
 
-// quietPeriod is the time without a write after which a claim counts as
-// unchanged. The bugs cause several writes per second.
+// quietPeriod is how long a claim must go without a write to count as unchanged. The bugs cause several writes per
+// second.
 const quietPeriod = 2 * time.Second
 
 // awaitNoWrites waits until no component writes the claims of a namespace.
@@ -264,8 +263,7 @@ func (e *testEnv) awaitNoWrites(t *testing.T, ns, when string) {
 	})
 }
 
-// Each group has one claim, even if many groups are created at once
-// (kubernetes/kubernetes#140217).
+// Each group has one claim, even if many groups are created at the same time (kubernetes/kubernetes#140217).
 func (e *testEnv) burstOfGroups(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()

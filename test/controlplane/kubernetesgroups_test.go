@@ -133,8 +133,8 @@ type warningFunc func(text string)
 func (f warningFunc) HandleWarningHeader(_ int, _, text string) { f(text) }
 
 // Kubernetes' scheduler schedules the pods of a gang together, and the driver's gate lets one of them go first: with
-// the gate, the gang would wait forever. Pods of a gang get no gate. The annotation gates removes the gate from pods
-// that have one, such as pods that an earlier release admitted.
+// the gate, the gang would wait forever. Pods of a gang do not get the gate. The annotation gates removes the gate from
+// pods that have one, such as pods that an earlier release admitted.
 func TestGates_gangOfKubernetes(t *testing.T) {
 	e := requireTestEnv(t)
 	e.requireWorkloadGates(t)

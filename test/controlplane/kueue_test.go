@@ -102,8 +102,8 @@ func nicSpec() (spec resourceapi.ResourceClaimSpec) {
 	return spec
 }
 
-// createNIC publishes a NIC of 1 Gbit/s of a node until the test ends. The controller deletes slices of the driver that
-// are for no single node, except those of fabrics.
+// createNIC publishes a node's NIC of 1 Gbit/s until the test ends. The controller deletes the driver's slices that are
+// not for a single node, except fabrics' slices.
 func (e *testEnv) createNIC(t *testing.T, node string) {
 	t.Helper()
 	line := resource.MustParse("1G")
@@ -128,7 +128,7 @@ func (e *testEnv) createNIC(t *testing.T, node string) {
 	t.Cleanup(func() { _ = e.client.Delete(context.Background(), slice) })
 }
 
-// queuedJob returns a Job in the queue whose pods need a tenth of a CPU each.
+// queuedJob returns a Job in the queue. Its pods need a tenth of a CPU each.
 func queuedJob(ns, name string, pods int32, template corev1.PodTemplateSpec) *batchv1.Job {
 	template.Spec.RestartPolicy = corev1.RestartPolicyNever
 	template.Spec.TerminationGracePeriodSeconds = ptr.To[int64](1)
@@ -144,7 +144,7 @@ func queuedJob(ns, name string, pods int32, template corev1.PodTemplateSpec) *ba
 	}
 }
 
-// sharePods returns a pod template whose pods reference the template "share".
+// sharePods returns a pod template for pods that reference the template "share".
 func sharePods(annotations map[string]string) corev1.PodTemplateSpec {
 	return corev1.PodTemplateSpec{
 		ObjectMeta: metav1.ObjectMeta{Annotations: annotations},
@@ -308,7 +308,7 @@ func TestKueue_wrongChargesAreRefused(t *testing.T) {
 		Annotations: map[string]string{scheduling.JobClaimsAnnotation: "[" + inlineFabric + "]"},
 	}})
 	onlyPods := both.DeepCopy()
-	// Without any labels, the Job would get those of its template from the API server.
+	// Without any labels, the Job would get its template's labels from the API server.
 	onlyPods.Name, onlyPods.Labels = "only-pods", map[string]string{"app": "train"}
 	e.create(t, both)
 	e.awaitJobPods(t, both, 2)
@@ -337,7 +337,7 @@ func TestKueue_wrongChargesAreRefused(t *testing.T) {
 	})
 }
 
-// Jobs whose pods wait behind the driver's gate are admitted, suspended by preemption, and resumed. Kueue does not
+// Jobs with pods that wait behind the driver's gate are admitted, suspended by preemption, and resumed. Kueue does not
 // charge the fabric, which is not in its deviceClassMappings, and the driver does not refuse it.
 func TestKueue_preemptionOfJobBehindGates(t *testing.T) {
 	e := requireOther(t, "kueue")

@@ -1,10 +1,9 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controlplane tests the controller against a real control plane with
-// simulated nodes. It covers what the clusters of test/e2e cannot: a thousand
-// pods, a controller that is killed between any two writes, and versions of
-// Kubernetes for which there are no node binaries here.
+// Package controlplane tests the controller against a real control plane with simulated nodes. It covers what the
+// clusters of test/e2e cannot: a thousand pods, a controller that is killed between any two writes, and versions of
+// Kubernetes without node binaries here.
 //
 // make test-controlplane runs the tests twice. The first process starts the
 // control plane. The second runs in its network namespace, where the API server
@@ -29,7 +28,7 @@ import (
 // Environment variables of the tests.
 const (
 	envRun     = "CONTROLPLANE"         // not empty: run the tests
-	envInside  = "CONTROLPLANE_INSIDE"  // directory of the cluster in whose network namespace this process runs
+	envInside  = "CONTROLPLANE_INSIDE"  // directory of the cluster that this process shares the network namespace of
 	envVersion = "CONTROLPLANE_VERSION" // version of Kubernetes
 	envGates   = "CONTROLPLANE_GATES"   // feature gates, as for the command cluster
 	envBench   = "CONTROLPLANE_BENCH"   // not empty: run TestController_measuresManyPods

@@ -72,7 +72,7 @@ type residentMemory struct {
 func (e *testEnv) controllerMemory(t *testing.T) (m residentMemory, stop func()) {
 	t.Helper()
 	start := time.Now()
-	process := e.startControllerProcess(t) // returns when admission works, for which caches are needed
+	process := e.startControllerProcess(t) // returns when admission works, which needs caches
 	m.ready = time.Since(start)
 	// The garbage collector runs at least every two minutes; what matters is the peak.
 	settled := time.Now().Add(time.Minute)

@@ -37,7 +37,7 @@ type otherController struct {
 	// port is the port of its webhooks. It must not be 9443, the port of the driver's own
 	// webhook server, which has the same address in the tests.
 	port int
-	// certificates is the directory in which the kubelet would mount the Secret.
+	// certificates is the directory that the kubelet would mount the Secret in.
 	certificates string
 }
 
@@ -56,7 +56,7 @@ func (e *testEnv) startOther(t *testing.T, o otherController, probe func(context
 	if out, err := e.installOther(ctx, o); err != nil {
 		t.Fatalf("install %s: %v\n%s", o.name, err, out)
 	}
-	if err := os.RemoveAll(o.certificates); err != nil { // those of another cluster
+	if err := os.RemoveAll(o.certificates); err != nil { // another cluster's certificates
 		t.Fatal(err)
 	}
 	process := exec.Command(filepath.Join(e.cluster.Root, "bin", o.name),

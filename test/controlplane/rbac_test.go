@@ -162,9 +162,8 @@ func (e *testEnv) loseNodeWithAddresses(t *testing.T) {
 	}
 }
 
-// useInvalidReferences creates pods that refer to a template, a class, and a
-// claim that do not exist, and a claim whose holder the controller may not read.
-// It changes the holder until the controller has repeated its event.
+// useInvalidReferences creates pods that refer to a template, a class, and a claim that do not exist, and a claim with
+// a holder that the controller may not read. It changes the holder until the controller has repeated its event.
 func (e *testEnv) useInvalidReferences(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()

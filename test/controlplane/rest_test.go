@@ -30,8 +30,7 @@ var repeatedRequests = []string{
 	"/apis/scheduling.k8s.io/v1beta1",
 }
 
-// While no object changes, the controller makes no other requests, even if its claims
-// wait for other components.
+// While no object changes, the controller does not make other requests, even if its claims wait for other components.
 func TestController_makesNoRequestsAtRest(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)

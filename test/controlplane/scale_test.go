@@ -111,7 +111,7 @@ func (e *testEnv) writeControllerFiles(t *testing.T, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The audit log has the requests of service accounts, and not those of users that impersonate them.
+	// The audit log has the requests of service accounts, but not of users that impersonate them.
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		ExpirationSeconds: ptr.To(int64((10 * time.Hour).Seconds())),
 	}}
@@ -152,7 +152,7 @@ func withoutTypeMeta(raw []byte) []byte {
 type workload struct {
 	title            string
 	groups, podsEach int
-	withoutGroup     bool // the pods have no PodGroup, and each has its own claim
+	withoutGroup     bool // the pods do not have a PodGroup, and each has its own claim
 	plot             bool // print a chart of the running pods over time
 }
 
@@ -214,9 +214,8 @@ func (e *testEnv) newPods(t *testing.T, ns string, w workload) (pods []*corev1.P
 	return pods
 }
 
-// createPods creates pods and returns the time of the first attempt to create each, by
-// namespace/name. It repeats creations whose webhook did not answer in time, as Kubernetes'
-// controllers do, and returns their number.
+// createPods creates pods and returns the time of the first attempt to create each, by namespace/name. It repeats a
+// creation if the webhook did not answer in time, as Kubernetes' controllers do, and returns the number of repetitions.
 func (e *testEnv) createPods(t *testing.T, pods []*corev1.Pod) (created map[string]time.Time, repeated int) {
 	t.Helper()
 	var mu sync.Mutex
@@ -344,7 +343,7 @@ func sum(counts map[string]float64) (all float64) {
 	return all
 }
 
-// measureChurn creates n PodGroups, deletes each at once, and prints the writes.
+// measureChurn creates n PodGroups, deletes each immediately, and prints the writes.
 func (e *testEnv) measureChurn(t *testing.T, controller *os.Process, n int) {
 	t.Helper()
 	ctx := t.Context()
@@ -417,8 +416,7 @@ type auditEvent struct {
 	ResponseStatus          struct{ Code int }
 }
 
-// counts reports whether the event counts as a request of the controller. A watch has two events, of which
-// one counts.
+// counts reports whether the event counts as a request of the controller. A watch has two events, but only one counts.
 func (a auditEvent) counts() bool {
 	stage := "ResponseComplete"
 	if a.Verb == "watch" {
@@ -440,8 +438,8 @@ func (a auditEvent) name() string {
 	return name
 }
 
-// Verbs that count as writes, and resources whose writes do not count: they occur
-// without pods, or carry no state.
+// Verbs that count as writes, and resources with writes that do not count: they occur without pods, or do not carry
+// state.
 var (
 	writeVerbs       = []string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}
 	ignoredResources = []string{"leases", "tokenreviews", "subjectaccessreviews", "events", "nodes"}
@@ -521,8 +519,7 @@ func withoutKubelets(writes map[string]float64, pods int) map[string]float64 {
 	return writes
 }
 
-// chart prints a chart of the number of running pods over time. starts are the
-// sorted times at which pods started.
+// chart prints a chart of the number of running pods over time. starts are the sorted start times of the pods.
 func chart(starts []time.Duration, pods int) {
 	const points = 20
 	last := starts[len(starts)-1]

@@ -166,8 +166,8 @@ func counts(claim *resourceapi.ResourceClaim) bool {
 	return !consumed.IsZero()
 }
 
-// checkHeldByGroupOnly returns an error while a pod uses the claim. It fails the
-// test at once if the group no longer holds the claim.
+// checkHeldByGroupOnly returns an error while a pod uses the claim. It fails the test immediately if the group no
+// longer holds the claim.
 func (e *testEnv) checkHeldByGroupOnly(
 	t *testing.T, claim *resourceapi.ResourceClaim, pg *scheduling.PodGroup, leavesStaleEntries bool,
 ) error {
@@ -188,7 +188,7 @@ func (e *testEnv) checkHeldByGroupOnly(
 	if n := used[claim.Name]; n > 0 {
 		return fmt.Errorf("%d pods use it", n)
 	}
-	// Before Kubernetes 1.36, stale entries of pods stay as long as that of the group.
+	// Before Kubernetes 1.36, stale entries of pods stay as long as the group's entry.
 	if n := len(now.Status.ReservedFor); !leavesStaleEntries && n > 1 {
 		return fmt.Errorf("it is reserved for %d objects", n)
 	}
@@ -228,9 +228,8 @@ func (e *testEnv) checkOneDevice(t *testing.T, ns string) int {
 	return len(all)
 }
 
-// The rack of a group fails: its node is cordoned, and the group's pods are deleted.
-// New pods, including those of further shards, must run in the other rack, on one
-// fabric.
+// The rack of a group fails: its node is cordoned, and the group's pods are deleted. New pods, including pods of other
+// shards, must run in the other rack, on one fabric.
 func TestShards_groupLeavesFailedRack(t *testing.T) {
 	e := requireTestEnv(t)
 	if e.native {
@@ -265,8 +264,8 @@ func (e *testEnv) checkLeftRack(t *testing.T, pg *scheduling.PodGroup, failed st
 	e.awaitEmpty(t, pg.Namespace)
 }
 
-// All pods of the first claim end, so that new pods use another claim, and then the rack of the group fails. The new
-// pods must run in the other rack.
+// All pods of the first claim end, new pods use another claim, and then the group's rack fails. The new pods must run
+// in the other rack.
 func TestShards_groupWithTerminalPodsLeavesFailedRack(t *testing.T) {
 	e := requireTestEnv(t)
 	if e.native {
@@ -300,8 +299,8 @@ func TestShards_groupWithTerminalPodsLeavesFailedRack(t *testing.T) {
 	e.checkLeftRack(t, pg, failed)
 }
 
-// No node has room for a group. The pods of its first claim are deleted, so that only pods of the second claim
-// wait. They must run when a node has room. Later pods use the first claim again, and the same device.
+// No node has room for a group. The pods of its first claim are deleted, and only pods of the second claim wait. They
+// must run when a node has room. Later pods use the first claim again, and the same device.
 func TestShards_podsOfSecondClaimOnly(t *testing.T) {
 	e := requireTestEnv(t)
 	if e.native {
@@ -408,7 +407,7 @@ func (e *testEnv) patchNodes(t *testing.T, from, to int, patch, undo string) (re
 	return restore
 }
 
-// rackOf returns the rack in which the pods of a namespace run.
+// rackOf returns the rack that the pods of a namespace run in.
 func (e *testEnv) rackOf(t *testing.T, ns string) string {
 	t.Helper()
 	var pods corev1.PodList

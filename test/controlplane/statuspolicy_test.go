@@ -119,7 +119,7 @@ type claimStatusMisuse struct {
 	want   string // message of the policy
 }
 
-// misuses returns writes of the plugin, and one with a token that names no node.
+// misuses returns writes of the plugin, and one with a token that does not name a node.
 func (c *claimStatusTest) misuses(withoutNode kubernetes.Interface) []claimStatusMisuse {
 	const (
 		mayNotChange = "the plugin may change neither the allocation of a claim nor its reservations"

@@ -39,7 +39,7 @@ const (
 	system     = "dra-shared-system" // namespace of the chart
 	// webhookService is the Service of the webhooks.
 	webhookService = "dra-shared-controller"
-	// controlPlaneAddress is the address at which the API server calls the webhook.
+	// controlPlaneAddress is the address that the API server calls the webhook at.
 	controlPlaneAddress = "192.168.77.254"
 	// timeout is for conditions that the control plane meets in seconds.
 	timeout = time.Minute
@@ -148,9 +148,8 @@ func (e *testEnv) controllerConfig() *rest.Config {
 	return c
 }
 
-// startController starts the controller, which runs until the test ends or stop
-// is called. newClient, if not nil, creates the client with which the controller
-// writes.
+// startController starts the controller, which runs until the test ends or stop is called. newClient, if not nil,
+// creates the client that the controller writes with.
 func (e *testEnv) startController(t *testing.T, newClient client.NewClientFunc) (stop func()) {
 	t.Helper()
 	return e.startControllerWith(t, driverConfig(), newClient)
@@ -263,10 +262,9 @@ func (e *testEnv) deletePods(t *testing.T, ns string) {
 	}
 }
 
-// untilCompleted repeats a request, up to five times, that the API server could not
-// complete because the machine is busy: its own timeout expired, or that of a webhook.
-// The controllers of workloads do the same. A retried request must not fail because the
-// first had an effect.
+// untilCompleted repeats a request, up to five times, that the API server could not complete because the machine is
+// busy: its own timeout or a webhook's timeout expired. The controllers of workloads do the same. A retried request
+// must not fail because the first had an effect.
 func untilCompleted(request func() error) (err error) {
 	for range 5 {
 		err = request()
@@ -294,8 +292,7 @@ func fabricClaim(namespace, name string) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: fabricSpec()}
 }
 
-// createGroup creates a PodGroup with a claim to a fabric and the further claims,
-// unless it exists.
+// createGroup creates a PodGroup with a claim to a fabric and the additional claims, unless it exists.
 func (e *testEnv) createGroup(
 	ctx context.Context, namespace, name string, more ...scheduling.PodGroupResourceClaim,
 ) (*scheduling.PodGroup, error) {
@@ -441,7 +438,7 @@ func (e *testEnv) awaitDeleted(t *testing.T, o client.Object) {
 	})
 }
 
-// awaitEmpty waits until a namespace has no PodGroups, pods, and claims.
+// awaitEmpty waits until a namespace does not have PodGroups, pods, or claims.
 func (e *testEnv) awaitEmpty(t *testing.T, ns string) {
 	t.Helper()
 	ctx := t.Context()

@@ -64,7 +64,7 @@ func TestController_twoReplicasAdmitThousandPods(t *testing.T) {
 			t.Errorf("claim %s has %d pods, and can be reserved for %d", claim, n, claims.MaxPods)
 		}
 	}
-	// Pods whose creation failed after their admission count for a while.
+	// Pods that were not created after their admission count for a while.
 	if want := (pods+podsOfClaim-1)/podsOfClaim + 1; len(used) > want {
 		t.Errorf("%d pods use %d claims, want at most %d", pods, len(used), want)
 	}
@@ -82,9 +82,8 @@ func TestController_twoReplicasAdmitThousandPods(t *testing.T) {
 	e.awaitEmpty(t, ns)
 }
 
-// startReplicas starts replicas of the controller, one of which leads, and a proxy that
-// sends the requests of the API server to each replica in turn. served returns the numbers
-// of pods that each has admitted.
+// startReplicas starts replicas of the controller, with one leading, and a proxy that sends the API server's requests
+// to each replica in turn. served returns how many pods each has admitted.
 func (e *testEnv) startReplicas(t *testing.T, n int) (served func() []int64) {
 	t.Helper()
 	var ports []int
@@ -95,7 +94,7 @@ func (e *testEnv) startReplicas(t *testing.T, n int) (served func() []int64) {
 	return e.startProxy(t, ports)
 }
 
-// startReplica starts a replica of the controller whose webhook server listens on a port.
+// startReplica starts a replica of the controller with its webhook server on a port.
 func (e *testEnv) startReplica(t *testing.T, port int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Background()))

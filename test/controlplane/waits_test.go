@@ -30,8 +30,7 @@ import (
 
 const apiServer = "kube-apiserver"
 
-// waiting is the message with which the controller reports each failed attempt to
-// start.
+// waiting is the message that the controller reports each failed attempt to start with.
 const waiting = "Failed to start; retrying"
 
 // The controller starts before the API server, continues after a restart of the API

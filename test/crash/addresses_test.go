@@ -29,8 +29,7 @@ import (
 // lifecycle loses is missing in the next one. The last one is reserved for the claim that names it.
 var pooledAddresses = []string{"10.20.9.1/16", "10.20.9.2/16", "10.20.9.3/16"}
 
-// A plugin that is killed at any step of assigning or returning an address neither assigns it twice
-// nor loses it.
+// A plugin that is killed at any step of assigning or returning an address does not assign it twice or lose it.
 func TestPlugin_killedWhileAssigningAddresses(t *testing.T) {
 	e := newTestEnv(t)
 	e.addPool()
@@ -158,8 +157,8 @@ func TestPlugin_keepsTheAddressOfALinkThatIsNotRecorded(t *testing.T) {
 	e.must("both pods are attached", e.attachedPods(2))
 }
 
-// The network gets another name while a claim is prepared. Further pods of the claim get addresses of its pool, and
-// the node keeps both for them.
+// The network gets another name while a claim is prepared. Later pods of the claim get addresses of its pool, and the
+// node keeps both for them.
 func TestPlugin_assignsAddressesAfterNetworkWasRenamed(t *testing.T) {
 	e := newTestEnv(t)
 	e.addPool()
@@ -185,9 +184,9 @@ func TestPlugin_assignsAddressesAfterNetworkWasRenamed(t *testing.T) {
 	}
 }
 
-// The attachment record of a running pod is corrupt. The node neither assigns the address of its link to another pod
-// nor returns it to the pool, and garbage collection keeps the record although the claim was deleted: the pod may run
-// until the kubelet has stopped it. Afterward, the address is free.
+// The attachment record of a running pod is corrupt. The node does not assign its link's address to another pod or
+// return it to the pool, and garbage collection keeps the record although the claim was deleted: the pod may run until
+// the kubelet has stopped it. Afterward, the address is free.
 func TestPlugin_keepsTheAddressOfACorruptRecord(t *testing.T) {
 	e := newTestEnv(t)
 	e.must("create the pool", e.api.AddPool(&network.AddressPool{
@@ -319,7 +318,7 @@ func (e *testEnv) runAddresses(change func(*pluginConfig)) (killed bool) {
 	retry("attach the claims", func(ctx context.Context) error {
 		attempts++
 		for i := range pods {
-			n := (i + attempts) % len(pods) // another pod is next after one for which the plugin was killed
+			n := (i + attempts) % len(pods) // another pod is next after the plugin was killed for one
 			if err := pods[n].hook(ctx, e.dir, claims[n], 200*time.Millisecond); err != nil {
 				return err
 			}

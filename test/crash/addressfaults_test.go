@@ -47,10 +47,10 @@ const (
 	refusedRequests = 200
 )
 
-// Pods with addresses of a pool come and go on three nodes, while operations fail with and without their effect,
-// the API server refuses requests, plugins are killed at random operations, replaced, and cut off from the API server,
+// Pods with addresses of a pool come and go on three nodes, while operations fail with and without their effect, the
+// API server refuses requests, plugins are killed at random operations, replaced, and cut off from the API server,
 // nodes reboot or are lost and return, and attachment records become unreadable. Links and records are real. No two
-// links ever have the same address, except those of a lost node, which are blocked when it returns; and at the end,
+// links ever have the same address, except a lost node's links, which are blocked when the node returns. At the end,
 // when all pods are gone, every address can be assigned.
 //
 // ADDRESS_ATTACHES=10000 sets the number of attachments, ADDRESS_SEED the seed of the faults, and
@@ -88,7 +88,7 @@ type addressWorld struct {
 	events   sync.Map // counts (*atomic.Int64) by what happened
 
 	mu      sync.Mutex
-	holders map[string]*addressPod // the last pod whose link was seen with each address
+	holders map[string]*addressPod // the last pod with a link seen with each address
 }
 
 // faultyNode is a node, with what the kubelet knows of its pods.
@@ -102,7 +102,7 @@ type faultyNode struct {
 	number int // of pods created
 }
 
-// addressPod is a pod whose claim may be prepared.
+// addressPod is a pod with a claim that may be prepared.
 type addressPod struct {
 	claim    *resourceapi.ResourceClaim
 	sandbox  *sandbox
@@ -157,7 +157,7 @@ func newAddressWorld(t *testing.T) *addressWorld {
 	return w
 }
 
-// refuse returns the error with which the API server answers a request.
+// refuse returns the error that the API server answers a request with.
 func (w *addressWorld) refuse(r *http.Request) error {
 	for _, n := range w.nodes {
 		if n.cutOff.Load() && r.UserAgent() == userAgent(n.node) {
@@ -180,7 +180,7 @@ func (w *addressWorld) count(event string) {
 	counter.(*atomic.Int64).Add(1) //nolint:forcetypeassert // of the line above
 }
 
-// reportShort does what the controller does: it reports whether the pool has a further block.
+// reportShort does what the controller does: it reports whether the pool has another block.
 func (w *addressWorld) reportShort() {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -255,7 +255,7 @@ func (n *faultyNode) ensurePlugin() {
 	n.startFaulty()
 }
 
-// startFaulty starts a plugin whose operations fail, and which is killed at some time.
+// startFaulty starts a plugin with failing operations, and kills it at some time.
 func (n *faultyNode) startFaulty() {
 	n.start(func(c *pluginConfig) {
 		c.Pools, c.AddressWait, c.BootIDFile = true, 300*time.Millisecond, n.path("boot-id")
@@ -302,7 +302,7 @@ func (n *faultyNode) act() {
 	}
 }
 
-// createOrAttach attaches a pod that has no link yet, or creates one.
+// createOrAttach attaches a pod that does not have a link yet, or creates one.
 func (n *faultyNode) createOrAttach() {
 	waiting := slices.IndexFunc(n.pods, func(p *addressPod) bool { return p.address == "" })
 	switch {
@@ -324,7 +324,7 @@ func (n *faultyNode) createOrAttach() {
 	}
 }
 
-// attach lets the kubelet prepare the claim of a pod, or start a container of a pod whose claim is prepared. Both may
+// attach lets the kubelet prepare the claim of a pod, or start a container of a pod with a prepared claim. Both may
 // fail.
 func (n *faultyNode) attach(p *addressPod) {
 	if !p.prepared && n.cutOff.Load() {

@@ -23,9 +23,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// A pod changes the mode of its link, so that it could receive other pods' frames. The plugin
-// blocks its frames within a second, and unblocks them within a second after the pod reverts the
-// change. Another pod, which changes its link as fast as it can, does not delay the plugin.
+// A pod changes the mode of its link in a way that lets it receive other pods' frames. The plugin blocks its frames
+// within a second, and unblocks them within a second after the pod reverts the change. Another pod, which changes its
+// link as fast as it can, does not delay the plugin.
 func TestPlugin_blocksChangedLinkWithinASecond(t *testing.T) {
 	e := newTestEnv(t)
 	e.start(nil)
@@ -93,7 +93,7 @@ func TestPlugin_hidesSendersWithinASecond(t *testing.T) {
 	})
 }
 
-// sources is the time at which the first frame arrived at a pod without the address of its sender.
+// sources is the time when the first frame arrived at a pod without its sender's address.
 type sources struct{ hidden atomic.Pointer[time.Time] }
 
 // observeSources gives the wire an address, and makes it send a datagram to a pod each millisecond. It returns the
@@ -201,7 +201,7 @@ func (s *sandbox) flapLink(t *testing.T) {
 	})
 }
 
-// arrivals is the time at which the last frame of a pod arrived on the wire.
+// arrivals is the time when the last frame of a pod arrived on the wire.
 type arrivals struct{ last atomic.Pointer[time.Time] }
 
 // observe gives the wire an address and makes the pod send a datagram to it each
@@ -251,7 +251,7 @@ func sendRegularly(sender net.Conn) {
 	}
 }
 
-// silence is the time without frames after which a link counts as blocked.
+// silence is how long a link must be without frames to count as blocked.
 const silence = time.Second
 
 // awaitEnd waits until no frame has arrived for a while, and returns the arrival of the last one.

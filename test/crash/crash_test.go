@@ -281,9 +281,9 @@ func (e *testEnv) enforcedOn(devices int, pods ...*sandbox) error {
 // Plugins are killed one after the other, each at the next failpoint, while many claims
 // pass through their lifecycle. A plugin is killed at each failpoint of each claim.
 //
-// The claims come in batches because each plugin restores all claims when it
-// starts, so that the duration grows with the square of their number: a batch needs about
-// 650 plugins. CRASH_BATCHES sets the number of batches. `make test-crash` runs several batches in two processes.
+// The claims come in batches because each plugin restores all claims when it starts, and the duration grows with the
+// square of their number: a batch needs about 650 plugins. CRASH_BATCHES sets the number of batches. `make test-crash`
+// runs several batches in two processes.
 func TestPlugin_killedRepeatedlyWithManyClaims(t *testing.T) {
 	batches, err := strconv.Atoi(cmp.Or(os.Getenv("CRASH_BATCHES"), "1"))
 	if err != nil {
@@ -366,10 +366,9 @@ func (e *testEnv) recordStage(stage func(context.Context) error) []failpointtest
 	return slices.DeleteFunc(e.readPoints(file), isTimeDependent)
 }
 
-// killUntilDone repeats stage until it succeeds, each time with a plugin that is
-// killed at the next of the points, first before it and then after it. A claim
-// whose stage is complete reaches no failpoints, so the claims are killed
-// through the stage one after the other.
+// killUntilDone repeats stage until it succeeds, each time with a plugin that is killed at the next of the points,
+// first before it and then after it. A claim does not reach failpoints when its stage is complete, so the claims are
+// killed through the stage one after the other.
 func (e *testEnv) killUntilDone(points []failpointtest.Point, stage func(context.Context) error) {
 	e.t.Helper()
 	for i := 0; ; i++ {

@@ -36,7 +36,7 @@ option dhcp-rebinding-time 7;
 subnet 10.20.0.0 netmask 255.255.0.0 { range 10.20.8.1 10.20.8.100; }
 `
 
-// dhcpEnv is a node whose links lease addresses.
+// dhcpEnv is a node with links that lease addresses.
 type dhcpEnv struct {
 	*testEnv
 	server *nstest.DHCPServer
@@ -88,7 +88,7 @@ func (e *dhcpEnv) retry(condition string, f func(context.Context) error) {
 	})
 }
 
-// pod creates a sandbox, whose namespace the opener finds.
+// pod creates a sandbox. The opener finds its namespace.
 func (e *dhcpEnv) pod(name string) *sandbox {
 	e.t.Helper()
 	s := e.sandbox(name)
@@ -117,7 +117,7 @@ func (s *sandbox) address() (address string, err error) {
 // renewed returns how often the server has confirmed a lease.
 func (e *dhcpEnv) renewed() int { return strings.Count(e.server.Log(), "DHCPACK on ") }
 
-// awaitRenewals waits for further renewals of the lease.
+// awaitRenewals waits for more renewals of the lease.
 func (e *dhcpEnv) awaitRenewals(n int) {
 	e.t.Helper()
 	wanted := e.renewed() + n
@@ -138,7 +138,7 @@ func (s *sandbox) hasAddress() error {
 	return err
 }
 
-// hasNoAddress returns an error unless the link exists and has no IPv4 address.
+// hasNoAddress returns an error unless the link exists and does not have an IPv4 address.
 func (s *sandbox) hasNoAddress() error {
 	got, err := s.address()
 	if err == nil && got != "" {
@@ -284,8 +284,8 @@ func TestPlugin_releasesRefusedAddress(t *testing.T) {
 	e.server.AwaitLog("DHCPRELEASE of 192.168.5.")
 }
 
-// A plugin that is killed at any operation that concerns a lease loses neither the lease nor the
-// address of the link, and leaves nothing behind.
+// A plugin that is killed at any operation that concerns a lease does not lose the lease or the link's address, and
+// does not leave anything behind.
 func TestPlugin_killedWhileLeasing(t *testing.T) {
 	e := newDHCPEnv(t)
 	// The lease must not end while a plugin is replaced that was killed: an ended lease is not released.

@@ -80,8 +80,8 @@ func TestPlugin_repeatedLateAndConcurrentCalls(t *testing.T) {
 	e.eventually("the node has no state of claims", e.nothingLeft)
 }
 
-// A pod that is deleted by force frees its bandwidth for the scheduler at once,
-// but its containers run for a while (kubernetes/kubernetes#141471).
+// A pod that is deleted by force frees its bandwidth for the scheduler immediately, but its containers run for a while
+// (kubernetes/kubernetes#141471).
 func TestPlugin_forceDeletedPodKeepsItsGrant(t *testing.T) {
 	e := newTestEnv(t)
 	e.start(nil)
@@ -113,8 +113,8 @@ func TestPlugin_forceDeletedPodKeepsItsGrant(t *testing.T) {
 	e.eventually("the node has no state of claims", e.nothingLeft)
 }
 
-// Another share must not get the class of a share whose claim record is lost:
-// unpreparing either claim would remove the class.
+// Another share must not get the class of a share with a lost claim record: unpreparing either claim would remove the
+// class.
 func TestPlugin_classOfShareWithoutClaimRecord(t *testing.T) {
 	e := newTestEnv(t)
 	e.start(nil)

@@ -38,7 +38,7 @@ func (e *testEnv) write(content string, elements ...string) string {
 	return path
 }
 
-// writeDeadSocket creates a socket on which no process listens.
+// writeDeadSocket creates a socket that no process listens on.
 func (e *testEnv) writeDeadSocket(elements ...string) {
 	e.t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: e.path(elements...), Net: "unix"})
@@ -255,7 +255,7 @@ func TestPlugin_discardsStateOfPreviousBoot(t *testing.T) {
 	e.eventually("the node has no state of claims", e.nothingLeft)
 }
 
-// removeCDISpecs removes all CDI specs, of which there must be want.
+// removeCDISpecs removes all CDI specs. There must be want of them.
 func (e *testEnv) removeCDISpecs(want int) {
 	e.t.Helper()
 	specs, err := filepath.Glob(e.path("cdi/*"))
@@ -329,8 +329,7 @@ func (e *testEnv) glob(dir, pattern string) []string {
 	return paths
 }
 
-// mustGlob returns the files that match the pattern, of which there must be at
-// least one.
+// mustGlob returns the files that match the pattern. There must be at least one.
 func (e *testEnv) mustGlob(dir, pattern string) []string {
 	e.t.Helper()
 	paths := e.glob(dir, pattern)

@@ -121,8 +121,8 @@ type loadPod struct {
 	link    int
 }
 
-// startInProcess starts a plugin in the test's own process, so that the test can
-// measure its goroutines, memory, and files, and carry out its operations.
+// startInProcess starts a plugin in the test's own process. The test can then measure its goroutines, memory, and
+// files, and carry out its operations.
 func (e *testEnv) startInProcess(c pluginConfig, failpoints failpoint.Injector) {
 	e.t.Helper()
 	e.config = c
@@ -148,8 +148,8 @@ var errInjected = errors.New("injected")
 
 var _ failpoint.Injector = (*load)(nil).operationFault
 
-// operationFault makes operations fail, with or without their effect. It does not
-// affect the plugin's start, because a plugin that finds no NIC exits.
+// operationFault makes operations fail, with or without their effect. It does not affect the plugin's start, because a
+// plugin that does not find a NIC exits.
 func (l *load) operationFault(_ string, operation func() error) error {
 	if l.noFaults.Load() || l.created.Load() == 0 || rand.N(operationFaults) > 0 {
 		return operation()
@@ -158,7 +158,7 @@ func (l *load) operationFault(_ string, operation func() error) error {
 	return failing(operation)()
 }
 
-// requestFault returns the error with which the API server answers a request.
+// requestFault returns the error that the API server answers a request with.
 func (l *load) requestFault(r *http.Request) error {
 	isSliceRead := r.Method == http.MethodGet && strings.Contains(r.URL.Path, "resourceslices")
 	if isSliceRead || rand.N(requestFaults) > 0 {
@@ -248,7 +248,7 @@ func (l *load) createPod() (*loadPod, error) {
 	return p, l.noteAddress(p)
 }
 
-// noteAddress fails if the link of a pod has no address, or that of another pod.
+// noteAddress fails if a pod's link does not have an address, or has another pod's address.
 func (l *load) noteAddress(p *loadPod) (err error) {
 	if p.address, err = p.sandbox.address(); err != nil {
 		return err

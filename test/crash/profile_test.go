@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// profiles are the periods of which a plugin writes profiles of its processor time,
-// allocations, and locks. Each period begins and ends with SIGUSR1.
+// profiles are the periods that a plugin writes profiles for: of its processor time, allocations, and locks. Each
+// period begins and ends with SIGUSR1.
 type profiles struct {
 	Dir     string
 	Periods []string
@@ -86,9 +86,8 @@ func writeProfile(name, path string) error {
 	return errors.Join(err, os.Rename(path+".tmp", path))
 }
 
-// TestProfile_ofPlugin writes profiles of a plugin with SCALE_SHARES shares into the
-// directory SCALE_PROFILES: of attaching shares, of a restart, of a minute in which nothing
-// changes, and of one in which a pod changes its link in a loop.
+// TestProfile_ofPlugin writes profiles of a plugin with SCALE_SHARES shares into the directory SCALE_PROFILES: of
+// attaching shares, of a restart, of a minute without changes, and of a minute while a pod changes its link in a loop.
 func TestProfile_ofPlugin(t *testing.T) {
 	dir := os.Getenv("SCALE_PROFILES")
 	if dir == "" {

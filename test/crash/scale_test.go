@@ -27,7 +27,7 @@ import (
 
 const (
 	scaleWorkers = 16
-	// restPeriod is a multiple of the intervals at which the plugin resyncs (30 s) and collects garbage (1 min): a shorter
+	// restPeriod is a multiple of the plugin's intervals for resyncing (30 s) and garbage collection (1 min): a shorter
 	// time would have more of these than an hour has, in proportion.
 	restPeriod = time.Minute
 	// scaleSamples is the largest number of attachments that are measured one at a time.
@@ -237,7 +237,7 @@ func (s *scale) samples(count int) (times []time.Duration) {
 	return times
 }
 
-// settle waits until the plugin sends no more requests. A program sends 50 per second.
+// settle waits until the plugin stops sending requests. A program sends 50 per second.
 func (s *scale) settle() {
 	s.t.Helper()
 	err := eventually.Poll(s.t.Context(), 10*timeout, func() error {

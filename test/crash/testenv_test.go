@@ -1,11 +1,10 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package crash tests the node plugin under faults: plugins that are killed
-// before and after each failpoint, hundreds of pods at once, full disks, corrupt
-// files, and an API server that fails. The test takes the roles of the kubelet,
-// the container runtime, and the API server. Links, queues, and BPF programs are
-// real, in a private network namespace.
+// Package crash tests the node plugin under faults: plugins that are killed before and after each failpoint, hundreds
+// of pods at the same time, full disks, corrupt files, and an API server that fails. The test takes the roles of the
+// kubelet, the container runtime, and the API server. Links, queues, and BPF programs are real, in a private network
+// namespace.
 package crash
 
 import (
@@ -74,8 +73,7 @@ const (
 	timeout    = 30 * time.Second
 )
 
-// Sandboxes run on threads that are never the first thread, whose namespaces
-// count as those of the process.
+// Sandboxes never run on the first thread, because its namespaces count as the process's namespaces.
 func init() { runtime.LockOSThread() }
 
 func TestMain(m *testing.M) {
@@ -108,19 +106,18 @@ type pluginConfig struct {
 	Enforcement string
 	// Bandwidth of the configured network; the default is 10G.
 	Bandwidth string
-	// Kill is the point at which the plugin kills itself.
+	// Kill is the point where the plugin kills itself.
 	Kill failpointtest.Point
 	// Fail are operations that fail.
 	Fail []string
-	// KillLog, if not empty, is a file to which the plugin appends the point
-	// just before it kills itself.
+	// KillLog, if not empty, is a file that the plugin appends the point to just before it kills itself.
 	KillLog string
 	// Production makes the plugin collect memory and garbage as in production.
 	Production bool
 	// Program, if not empty, is the path of the plugin's program, which runs instead of the test binary. Of the
 	// other fields, it uses Node, Dir, BPFFS, URL, Instance, Interfaces, and Bandwidth.
 	Program string
-	// Record, if not empty, is a file to which the plugin appends each failpoint.
+	// Record, if not empty, is a file that the plugin appends each failpoint to.
 	Record string
 	// Profiles are the profiles that the plugin writes.
 	Profiles profiles
@@ -131,7 +128,7 @@ type pluginConfig struct {
 	// AddressWait is how long an attach waits for other nodes to return addresses; the default
 	// comes from ipam.
 	AddressWait time.Duration
-	// OrphanGrace is the time after which orphans are removed; the default is 100 ms.
+	// OrphanGrace is how long orphans stay before they are removed; the default is 100 ms.
 	OrphanGrace time.Duration
 	// Faults, if not 0, makes one in so many operations fail once the plugin has started, half of them after
 	// their effect.
@@ -380,7 +377,7 @@ func newNode(t testing.TB, api *fakeapi.Server, name, nic string) *testEnv {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	// A kill loses no written data, so synchronous writes to a disk would only cost time.
+	// A kill does not lose written data, so synchronous writes to a disk would only cost time.
 	mountTmpfs(t, dir, "")
 	for _, d := range []string{"plugin", "registry", "cdi", "run", "hook"} {
 		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil {
@@ -447,7 +444,7 @@ func (e *testEnv) start(change func(*pluginConfig)) {
 		cmd = e.program(c)
 	}
 	if !c.Production {
-		// The process is short-lived: it needs no garbage collection of its memory.
+		// The process is short-lived: it does not need garbage collection of its memory.
 		cmd.Env = append(cmd.Env, "GOGC=off", "GOMEMLIMIT=256MiB")
 	}
 	cmd.Stderr = log
@@ -471,7 +468,7 @@ func (e *testEnv) start(change func(*pluginConfig)) {
 	})
 }
 
-// socket returns the path of the socket at which the plugin serves the kubelet.
+// socket returns the path of the socket that the plugin serves the kubelet on.
 func (e *testEnv) socket() string {
 	return e.path("plugin", "dra-"+e.config.Instance+".sock")
 }
@@ -533,8 +530,8 @@ func (e *testEnv) logTail() string {
 	return "the plugin's log ends with\n" + string(raw[max(0, len(raw)-4000):])
 }
 
-// dra calls the plugin as the kubelet does. A plugin may have been killed since the last
-// call, so that each call has a separate connection, unless connect was called.
+// dra calls the plugin as the kubelet does. A plugin may have been killed since the last call, so each call has a
+// separate connection, unless connect was called.
 func (e *testEnv) dra(call func(drapb.DRAPluginClient) error) error {
 	if e.kubelet != nil {
 		return call(drapb.NewDRAPluginClient(e.kubelet))
@@ -648,8 +645,8 @@ func withFabric(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	return c
 }
 
-// withHairpin gives the share of the NIC the link mode Bridge, so that its frames pass the
-// hairpin. The hairpin adds failpoints to the claim's lifecycle.
+// withHairpin gives the share of the NIC the link mode Bridge. Its frames then pass the hairpin. The hairpin adds
+// failpoints to the claim's lifecycle.
 func withHairpin(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	devices := &c.Status.Allocation.Devices
 	devices.Config = append(devices.Config, resourceapi.DeviceAllocationConfiguration{
@@ -674,7 +671,7 @@ type sandbox struct {
 	uid    types.UID
 	tid    int
 	bundle string
-	end    func() // removes the sandbox; further calls have no effect
+	end    func() // removes the sandbox; more calls do not have an effect
 }
 
 func (e *testEnv) sandbox(name string) *sandbox {
@@ -755,7 +752,7 @@ func (s *sandbox) do(f func() error) error {
 	return <-done
 }
 
-// link returns the index of the pod's link, or 0 if the pod has no link that is up.
+// link returns the index of the pod's link, or 0 if the pod does not have a link that is up.
 func (s *sandbox) link() (index int, err error) {
 	err = s.do(func() error {
 		links, err := net.Interfaces()
@@ -769,8 +766,7 @@ func (s *sandbox) link() (index int, err error) {
 	return index, err
 }
 
-// mustLink returns the index of the pod's link, and fails the test if the pod
-// has none that is up.
+// mustLink returns the index of the pod's link, and fails the test if the pod does not have a link that is up.
 func (s *sandbox) mustLink(t testing.TB) int {
 	t.Helper()
 	index, err := s.link()

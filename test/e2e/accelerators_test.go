@@ -15,10 +15,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/fstree"
 )
 
-// TestAccelerators runs on two nodes that look like machines with eight GPUs, each
-// GPU with a NIC on the same PCIe root, and with a few devices of other kinds. The
-// nodes' sysfs and procfs come from a recorded tree. Their device nodes belong to
-// drivers that every kernel has, so that containers can open them.
+// TestAccelerators runs on two nodes that look like machines with eight GPUs, each GPU with a NIC on the same PCIe
+// root, and with a few devices of other kinds. The nodes' sysfs and procfs come from a recorded tree. Their device
+// nodes belong to drivers that every kernel has, so containers can open them.
 func TestAccelerators(t *testing.T) {
 	requireCluster(t)
 	c, err := clusterclient.New(".cluster-e2e-accelerators")
@@ -47,8 +46,7 @@ func TestAccelerators(t *testing.T) {
 	runStoriesOn(t, "testdata/accelerators", c, clusterclient.Options{Nodes: 2, Gates: "all", Before: prepareNodes})
 }
 
-// machineTree returns the recorded tree, in which the first two NICs have the names
-// of the cluster's NICs.
+// machineTree returns the recorded tree, with the names of the cluster's NICs for the first two NICs.
 func machineTree(t *testing.T, c *clusterclient.Cluster) fstest.MapFS {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(c.Root, "accel/testdata/eight-h200.tree"))

@@ -20,8 +20,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// TestCluster_removesEverything checks that a test cluster leaves no processes,
-// cgroups, or mounts, however it ends.
+// TestCluster_removesEverything checks that a test cluster does not leave processes, cgroups, or mounts, however it
+// ends.
 func TestCluster_removesEverything(t *testing.T) {
 	if os.Getenv("E2E") == "" {
 		t.Skip("starts clusters: run `make e2e`")

@@ -29,9 +29,9 @@ import (
 // measureFor is the duration of one measurement.
 const measureFor = 2 * time.Second
 
-// measureTogetherFor is the duration of a measurement whose rates are added. The flows start and end
-// at slightly different times, and one that is alone has the whole bandwidth of its class. A longer
-// measurement makes the overlap larger.
+// measureTogetherFor is the duration of a measurement with added rates. The flows start and end at slightly different
+// times, and a flow that runs alone has the whole bandwidth of its class. A longer measurement makes the overlap
+// larger.
 const measureTogetherFor = 2 * measureFor
 
 // commands returns the commands of stories, in addition to testscript's own.
@@ -75,8 +75,7 @@ func namespaced(ts *testscript.TestScript, script string, args []string) []strin
 	return append([]string{"-n", ts.Getenv("NS")}, args...)
 }
 
-// script returns the command that runs one of the cluster's scripts, whose output
-// `stdout` and `stderr` check.
+// script returns the command that runs one of the cluster's scripts. `stdout` and `stderr` check its output.
 func (s *suite) script(name string) func(*testscript.TestScript, bool, []string) {
 	return func(ts *testscript.TestScript, neg bool, args []string) {
 		err := ts.Exec(filepath.Join(s.cluster.Dir, name), namespaced(ts, name, args)...)
@@ -226,7 +225,7 @@ func (s *suite) measure(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // measurePods measures pods concurrently. Several pods measure both directions one after the other: the time that a pod
-// waits for the last bytes that it has sent differs, so that the pods would receive at different times.
+// waits for the last bytes that it has sent differs, so the pods would receive at different times.
 func (s *suite) measurePods(
 	namespace string, pods []string, address, direction string, duration time.Duration,
 ) ([]clusterclient.Rates, error) {
@@ -250,8 +249,8 @@ func (s *suite) measurePods(
 }
 
 // simultaneously calls measure concurrently for each number below count. If there are several, it passes the flag of
-// nettool that makes them start at the same time: rates of which each was measured at a different time do not add up to
-// the bandwidth that the pods share. It repeats measurements of which one started too late.
+// nettool that makes them start at the same time: rates from different times do not add up to the bandwidth that the
+// pods share. It repeats the measurements if one of them started too late.
 func simultaneously(count int, measure func(i int, flags ...string) error) error {
 	const maxLead = 16 * time.Second
 	for lead := time.Second; ; lead *= 2 {
@@ -342,8 +341,8 @@ func (s *suite) together(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Fatalf("%s", last)
 }
 
-// sumsOfRates measures the pods that all files name concurrently. It returns, for each file,
-// the sum of the rates at which its pods send, in Mbit/s.
+// sumsOfRates measures the pods that all files name concurrently. It returns, for each file, the sum of its pods' send
+// rates, in Mbit/s.
 func (s *suite) sumsOfRates(ts *testscript.TestScript, files []string) []float64 {
 	var pods []string
 	var fileOf []int // by the index of the pod
@@ -361,8 +360,8 @@ func (s *suite) sumsOfRates(ts *testscript.TestScript, files []string) []float64
 	return sums
 }
 
-// inControlPlane runs a command in the PID namespace of the cluster's control plane, which is not
-// that of a node that is a guest.
+// inControlPlane runs a command in the PID namespace of the cluster's control plane. A node that is a guest has another
+// one.
 func (s *suite) inControlPlane(command ...string) error {
 	pid, err := os.ReadFile(filepath.Join(s.cluster.Dir, "init.pid"))
 	if err != nil {
@@ -520,8 +519,7 @@ func (s *suite) finally(ts *testscript.TestScript, neg bool, args []string) {
 	})
 }
 
-// load FILE: loads an image archive, whose path is relative to the root of the
-// repository, into the nodes.
+// load FILE: loads an image archive into the nodes. Its path is relative to the root of the repository.
 func (s *suite) load(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) != 1 || neg {
 		ts.Fatalf("usage: load FILE")
@@ -529,8 +527,8 @@ func (s *suite) load(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(s.cluster.Load(context.Background(), filepath.Join(s.cluster.Root, args[0])))
 }
 
-// example FILE NAME OUT: writes to OUT the YAML block of a document that defines
-// the object NAME, so that the stories test the documentation's examples.
+// example FILE NAME OUT: writes to OUT the YAML block of a document that defines the object NAME. The stories test the
+// documentation's examples with it.
 func (s *suite) example(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) != 3 || neg {
 		ts.Fatalf("usage: example FILE NAME OUT")

@@ -7,13 +7,11 @@
 // namespace, $NS. The command clean deletes the story's objects and checks that
 // the driver left nothing on any node.
 //
-// `make e2e` runs the stories on new clusters; `make e2e RUN=REGEXP` runs only
-// those whose names match. E2E_KEEP=1 keeps the clusters for inspection.
-// E2E_CLUSTER=DIR runs the stories on an existing cluster. E2E_CARRIES=N says that
-// the cluster carries only N Mbit/s, see the command measure.
-// E2E_RUNTIME and E2E_OCI_RUNTIME select the container runtime of new clusters,
-// E2E_KUBERNETES, E2E_KUBELET, and E2E_GATES the versions and feature gates of Kubernetes
-// (see test/cluster).
+// `make e2e` runs the stories on new clusters; `make e2e RUN=REGEXP` runs only stories with matching names. E2E_KEEP=1
+// keeps the clusters for inspection. E2E_CLUSTER=DIR runs the stories on an existing cluster. E2E_CARRIES=N says that
+// the cluster carries only N Mbit/s, see the command measure. E2E_RUNTIME and E2E_OCI_RUNTIME select the container
+// runtime of new clusters, E2E_KUBERNETES, E2E_KUBELET, and E2E_GATES the versions and feature gates of Kubernetes (see
+// test/cluster).
 package e2e
 
 import (
@@ -44,7 +42,7 @@ const (
 	system      = "dra-shared-system"
 )
 
-// suite is a cluster on which stories run, and the server for measurements.
+// suite is a cluster that stories run on, and the server for measurements.
 type suite struct {
 	cluster *clusterclient.Cluster
 	server  string
@@ -58,7 +56,7 @@ func TestOneNode(t *testing.T) {
 	runStories(t, "testdata/one-node", ".cluster-e2e", clusterclient.Options{Nodes: 1})
 }
 
-// TestAddresses runs the stories of the addresses of links: static ones and those of AddressPools.
+// TestAddresses runs the stories about links' addresses: static ones and addresses from AddressPools.
 func TestAddresses(t *testing.T) {
 	runStories(t, "testdata/addresses", ".cluster-e2e-addresses", clusterclient.Options{Nodes: 1})
 }
@@ -68,8 +66,8 @@ func TestIsolation(t *testing.T) {
 	runStories(t, "testdata/isolation", ".cluster-e2e-isolation", clusterclient.Options{Nodes: 1})
 }
 
-// TestTimeouts runs the stories that mostly wait for the timeouts of the hook, the
-// kubelet, and the plugin, so that they do not delay TestOneNode.
+// TestTimeouts runs the stories that mostly wait for the timeouts of the hook, the kubelet, and the plugin. They would
+// delay TestOneNode.
 func TestTimeouts(t *testing.T) {
 	runStories(t, "testdata/timeouts", ".cluster-e2e-timeouts", clusterclient.Options{Nodes: 1})
 }
@@ -79,9 +77,8 @@ func TestPodGroups_bridgeMode(t *testing.T) {
 	runStories(t, "testdata/podgroups", ".cluster-e2e-bridge", clusterclient.Options{Nodes: 1})
 }
 
-// TestPodGroups_nativeMode runs the same stories with all feature gates for dynamic
-// resource allocation and workloads, in which Kubernetes reserves claims for
-// PodGroups. Two nodes exist only here and in TestAccelerators.
+// TestPodGroups_nativeMode runs the same stories with all feature gates for dynamic resource allocation and workloads.
+// Kubernetes then reserves claims for PodGroups. Two nodes exist only here and in TestAccelerators.
 func TestPodGroups_nativeMode(t *testing.T) {
 	if os.Getenv("E2E_CLUSTER") != "" && os.Getenv("E2E_NATIVE") == "" {
 		t.Skip("needs two nodes and all feature gates; E2E_NATIVE=1 asserts that E2E_CLUSTER has them")
@@ -90,10 +87,9 @@ func TestPodGroups_nativeMode(t *testing.T) {
 		clusterclient.Options{Nodes: 2, Gates: "all"})
 }
 
-// TestGuestNode runs on a node that is a virtual machine with its own kernel,
-// systemd, cgroup v2, and AppArmor; see test/lab. Its stories are those in
-// testdata/guest-node and those of other suites that the kernel, the init system, or
-// the security module of a node can affect.
+// TestGuestNode runs on a node that is a virtual machine with its own kernel, systemd, cgroup v2, and AppArmor; see
+// test/lab. Its stories are in testdata/guest-node, plus the other suites' stories that a node's kernel, init system,
+// or security module can affect.
 func TestGuestNode(t *testing.T) {
 	if os.Getenv("E2E_GUEST") == "" || os.Getenv("E2E_CLUSTER") == "" {
 		t.Skip("needs a cluster whose node is a guest: run `make lab-stories`")
@@ -115,9 +111,8 @@ func TestModeChange(t *testing.T) {
 	runStories(t, "testdata/mode-change", ".cluster-e2e-modes", clusterclient.Options{Nodes: 1})
 }
 
-// TestNoConsumableCapacity runs on a cluster whose API server drops the fields
-// that make devices shareable. There, the plugin does not become ready, so the
-// installation does not wait for it.
+// TestNoConsumableCapacity runs on a cluster with an API server that drops the fields that make devices shareable.
+// There, the plugin does not become ready, so the installation does not wait for it.
 func TestNoConsumableCapacity(t *testing.T) {
 	if os.Getenv("E2E_CLUSTER") != "" {
 		t.Skip("needs a cluster without the feature gate DRAConsumableCapacity, and E2E_CLUSTER has it")
@@ -235,8 +230,7 @@ func storyNames(files []string) (names []string) {
 	return names
 }
 
-// requireSelected skips the suite if the flag -run selects none of its subtests, so
-// that it does not start an unused cluster.
+// requireSelected skips the suite if the flag -run selects none of its subtests, to avoid starting an unused cluster.
 func requireSelected(t *testing.T, names []string) {
 	t.Helper()
 	_, pattern, _ := strings.Cut(flag.Lookup("test.run").Value.String(), "/")

@@ -29,10 +29,10 @@ func TestPrivileges(t *testing.T) {
 	runFaults(t, ".cluster-e2e-privileges", []faultCase{{"each is needed", (*faults).privileges}})
 }
 
-// faults is a suite whose cases are Go functions.
+// faults is a suite with Go functions as cases.
 type faults struct {
 	*suite
-	// rollout is the time in which a plugin must become ready; see measureRollout.
+	// rollout is how long a plugin may take to become ready; see measureRollout.
 	rollout time.Duration
 }
 
@@ -88,8 +88,8 @@ func shareManifest(name string) string {
 	return os.Expand(shareClaim+"---\n"+sharePod, func(key string) string { return values[key] })
 }
 
-// triggerSync changes a pod so that the kubelet processes it at once. After the
-// plugin was unavailable, the kubelet would wait for up to 90 s.
+// triggerSync changes a pod to make the kubelet process it immediately. After the plugin was unavailable, the kubelet
+// would wait for up to 90 s.
 func (f *faults) triggerSync(ctx context.Context, pod string) {
 	annotation := fmt.Sprintf("sync=%d", time.Now().UnixNano())
 	_, _ = f.cluster.Kubectl(ctx, "annotate", "pod", pod, "--overwrite", annotation) // the pod may be gone

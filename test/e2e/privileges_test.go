@@ -183,8 +183,8 @@ func (f *faults) expectDropped(ctx context.Context, t *testing.T, capability int
 	}
 }
 
-// measureRollout sets the time in which a plugin must become ready, so that one without a
-// privilege does not fail because the machine is slow.
+// measureRollout sets how long a plugin may take to become ready. A slow machine then does not make a plugin without a
+// privilege fail.
 func (f *faults) measureRollout(ctx context.Context, t *testing.T) {
 	t.Helper()
 	f.kubectl(ctx, t, "-n", system, "rollout", "restart", "daemonset/dra-shared-plugin")
@@ -351,7 +351,7 @@ func (f *faults) checkAddresses(ctx context.Context) error {
 	}()
 	for _, check := range []struct{ want, args string }{
 		{"True", "get pod " + name + ` -o jsonpath={.status.conditions[?(@.type=="Ready")].status}`},
-		{"1", assigned}, // the pool is short, so that the node returns the other address
+		{"1", assigned}, // the pool is short, so the node returns the other address
 	} {
 		if err := f.awaitOutput(ctx, check.want, check.args); err != nil {
 			return err
@@ -417,7 +417,7 @@ func (f *faults) checkPublishing(ctx context.Context) error {
 	return f.awaitOutput(ctx, "nic0 nic1", devices)
 }
 
-// awaitOutput waits until kubectl prints exactly want. It waits longer on a machine on which a plugin takes longer to
+// awaitOutput waits until kubectl prints exactly want. It waits longer on a machine where a plugin takes longer to
 // become ready.
 func (f *faults) awaitOutput(ctx context.Context, want, args string) error {
 	return eventually.Poll(ctx, max(6*time.Second, f.rollout/3), func() error {
@@ -429,8 +429,7 @@ func (f *faults) awaitOutput(ctx context.Context, want, args string) error {
 	})
 }
 
-// flapLink sets the pod's link down and up twice, so that the plugin emits equal
-// events, which it reports as a series.
+// flapLink sets the pod's link down and up twice. The plugin then emits equal events, which it reports as a series.
 func (f *faults) flapLink(ctx context.Context, pod string) error {
 	for range 2 {
 		for _, state := range []string{"down", "up"} {
@@ -463,8 +462,7 @@ metadata: {name: surplus}
 spec: {driver: dra-shared.dev, nodeName: n1, pool: {name: n1, generation: 0, resourceSliceCount: 1}}
 `
 
-// unreferencedManifest returns a claim and a pod that lists it, but whose container
-// does not reference it.
+// unreferencedManifest returns a claim and a pod that lists it, with a container that does not reference it.
 func unreferencedManifest(name string) string {
 	manifest := strings.ReplaceAll(shareManifest(name), ", resources: {claims: [{name: nic}]}", "")
 	metadata := "kind: Pod\nmetadata: {name: " + name

@@ -15,9 +15,9 @@ import (
 	"time"
 )
 
-// interval is the longest time between the end of a failed check and the start of the next
-// one, except after slow checks. At first the time is shorter, an eighth of the time that
-// has passed, so that a short wait ends soon after its condition is met.
+// interval is the longest time between the end of a failed check and the start of the next one, except after slow
+// checks. At first, the time is shorter, an eighth of the time that has passed. A short wait therefore ends soon after
+// its condition is met.
 const interval = 50 * time.Millisecond
 
 const (
@@ -48,9 +48,8 @@ func Eventually(t testing.TB, timeout time.Duration, condition string, check fun
 	}
 }
 
-// Poll repeats check until it returns nil, timeout passes, or ctx ends. It
-// returns the error of the last check, with the time that Poll waited. It is
-// Eventually for code that has no testing.TB.
+// Poll repeats check until it returns nil, timeout passes, or ctx ends. It returns the error of the last check, with
+// the time that Poll waited. It is Eventually for code without a testing.TB.
 func Poll(ctx context.Context, timeout time.Duration, check func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

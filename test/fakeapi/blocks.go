@@ -117,7 +117,7 @@ func (b *blocks) delete(name string, o metav1.DeleteOptions) error {
 	return nil
 }
 
-// deleteWhere deletes the blocks for which selected returns true.
+// deleteWhere deletes the blocks if selected returns true for them.
 func (b *blocks) deleteWhere(selected func(*network.AddressBlock) bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -1,10 +1,9 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fakeapi serves client-go's fake clientset over HTTP, so that a plugin
-// in a separate process can use it as its API server. It implements the
-// requests that a DRA plugin makes, and no others. A test can make requests
-// fail with an API error or a broken connection.
+// Package fakeapi serves client-go's fake clientset over HTTP. A plugin in a separate process can use it as its API
+// server. It implements the requests that a DRA plugin makes, and no others. A test can make requests fail with an API
+// error or a broken connection.
 package fakeapi
 
 import (
@@ -108,9 +107,8 @@ func (s *Server) Close() {
 	s.http.Close()
 }
 
-// Refuse makes every request fail for which f returns an error. The server
-// sends an apierrors.APIStatus as the response; any other error breaks the
-// connection. A nil f accepts all requests again.
+// Refuse makes a request fail if f returns an error for it. The server sends an apierrors.APIStatus as the response;
+// any other error breaks the connection. A nil f accepts all requests again.
 func (s *Server) Refuse(f func(*http.Request) error) { s.refuse.Store(&f) }
 
 // kinds maps each resource that the server knows to its kind.
@@ -330,7 +328,7 @@ func (s *Server) encode(object runtime.Object, gv schema.GroupVersion) ([]byte, 
 	return runtime.Encode(s.codecs.LegacyCodec(gv), object)
 }
 
-// encodeMetadata encodes the metadata of an object, for clients that need no more.
+// encodeMetadata encodes the metadata of an object, for clients that do not need more.
 func encodeMetadata(object runtime.Object, _ schema.GroupVersion) ([]byte, error) {
 	accessor, err := meta.Accessor(object)
 	if err != nil {

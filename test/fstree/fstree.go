@@ -1,9 +1,8 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fstree represents the parts of /sys, /proc, and /dev that describe a
-// machine's devices as one text file, so that tests can run device discovery
-// for machines that the test environment does not have. Each line is one of
+// Package fstree represents the parts of /sys, /proc, and /dev that describe a machine's devices as one text file.
+// Tests can then run device discovery for machines that the test environment does not have. Each line is one of
 //
 //	PATH -> TARGET      a symbolic link
 //	PATH = TEXT         a file; TEXT uses the escapes of Go string literals
@@ -118,9 +117,8 @@ var deviceNodes = []string{
 	"dev/nvidia*", "dev/nvidia-caps/*", "dev/dri/*", "dev/accel/*", "dev/accel[0-9]*", "dev/kfd", "dev/infiniband/*",
 }
 
-// Record writes the tree of the machine whose file system is at root: the PCI
-// functions, driver files, and device nodes from which the plugin discovers
-// accelerators and NICs. It skips files that the machine does not have.
+// Record writes the tree of the machine with its file system at root: the PCI functions, driver files, and device nodes
+// that the plugin discovers accelerators and NICs from. It skips files that the machine does not have.
 func Record(root string, out io.Writer) error {
 	r := recorder{root: root, out: out, modules: map[string]bool{}}
 	functions, err := filepath.Glob(filepath.Join(root, "sys/bus/pci/devices/*"))

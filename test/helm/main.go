@@ -1,11 +1,10 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command helm is Helm, built from source, so that tests and demos install the chart
-// as users do without a prebuilt binary.
+// Command helm is Helm, built from source. Tests and demos use it to install the chart as users do, without a prebuilt
+// binary.
 //
-// It is a separate module, so that the driver and the test cluster do not depend on
-// Helm's dependencies.
+// It is a separate module, so the driver and the test cluster do not depend on Helm's dependencies.
 package main
 
 import (

@@ -1,11 +1,10 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kernelcheck keeps tests from skipping what they should test. The tests of package netdev
-// and its subpackages skip what the kernel does not permit, so a defect because of which the driver no
-// longer uses a feature of the kernel would look like a kernel without the feature. The lab knows the kernels
-// that it boots: it lists the checks that must pass in an environment variable, and a test that
-// needs such a check then fails where it would skip.
+// Package kernelcheck keeps tests from skipping what they should test. The tests of package netdev and its subpackages
+// skip what the kernel does not permit, so a defect that keeps the driver from using a kernel feature would look like a
+// kernel without the feature. The lab knows the kernels that it boots: it lists the checks that must pass in an
+// environment variable, and a test that needs such a check then fails where it would skip.
 package kernelcheck
 
 import (

@@ -1,14 +1,12 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kind creates a cluster of kind with the driver and a NIC to share, with the
-// commands that users run. It also does what users need not do: it finds or starts a
-// Docker daemon (package engine), builds a node image where none can be pulled
-// (test/cluster/kindnode), and configures the cluster for machines on which a kubelet
-// does not run by default (config.go).
+// Package kind creates a cluster of kind with the driver and a NIC to share, with the commands that users run. It also
+// does what users do not need to do: it finds or starts a Docker daemon (package engine), builds a node image where
+// none can be pulled (test/cluster/kindnode), and configures the cluster for machines where a kubelet does not run by
+// default (config.go).
 //
-// The NIC is a Docker network, to which each node is connected as eth1. A container of
-// that network answers measurements.
+// The NIC is a Docker network. Each node is connected to it as eth1. A container of that network answers measurements.
 package kind
 
 import (
@@ -285,7 +283,7 @@ func (c *Cluster) connectNIC(ctx context.Context) error {
 	return nil
 }
 
-// Nodes returns the names of the nodes, which are also those of their containers.
+// Nodes returns the names of the nodes, which are also the names of their containers.
 func (c *Cluster) Nodes(ctx context.Context) ([]string, error) {
 	out, err := c.Kubectl(ctx, "get", "nodes", "-o", "jsonpath={.items[*].metadata.name}")
 	return strings.Fields(out), err
@@ -305,7 +303,7 @@ func (c *Cluster) Install(ctx context.Context, set ...string) error {
 	return c.installWithin(ctx, 90*time.Second, set...)
 }
 
-// installWithin is Install with the time after which it fails.
+// installWithin is Install with a timeout.
 func (c *Cluster) installWithin(ctx context.Context, limit time.Duration, set ...string) error {
 	args := []string{
 		"bin/helm", "upgrade", "dra-shared", "deployments/helm/dra-driver-shared", "--install",
@@ -417,8 +415,7 @@ func (c *Cluster) removeFromDocker(ctx context.Context) error {
 	return err
 }
 
-// Command returns a command that uses the cluster. kubectl, docker, and kind need no
-// further flags.
+// Command returns a command that uses the cluster. kubectl, docker, and kind do not need additional flags.
 func (c *Cluster) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := c.state.Engine.Command(ctx, name, args...)
 	if cmd.Env == nil {

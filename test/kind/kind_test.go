@@ -212,8 +212,8 @@ spec:
     resources: {claims: [{name: nic}]}
 `
 
-// testWithoutBPFFS installs the chart without the value for nodes that have no BPF file system. The installation must
-// fail, and an event must name the value.
+// testWithoutBPFFS installs the chart without the value for nodes that do not have a BPF file system. The installation
+// must fail, and an event must name the value.
 func testWithoutBPFFS(ctx context.Context, t *testing.T, c *Cluster) {
 	if _, err := c.Kubectl(ctx, "delete", "pods,resourceclaims", "--all", "--timeout=60s"); err != nil {
 		t.Fatal(err) // while claims hold shares, the chart cannot be uninstalled

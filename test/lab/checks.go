@@ -11,7 +11,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/kernelcheck"
 )
 
-// confidentiality is the argument with which a kernel refuses programs that read its memory.
+// confidentiality is the argument that makes a kernel refuse programs that read its memory.
 const confidentiality = "lockdown=confidentiality"
 
 // expectedChecks returns the checks that a kernel of Debian passes for a process with all capabilities. A
@@ -37,8 +37,7 @@ func hasTCX(release string) bool {
 	return major > 6 || major == 6 && minor >= 6
 }
 
-// checkKey returns an error if the strongest key for which the attacks of the tests were held is weaker than the kernel
-// permits.
+// checkKey returns an error if the strongest key that withstood the tests' attacks is weaker than the kernel permits.
 func checkKey(key, release string, arguments []string) error {
 	want := classify.KeyMAC
 	if slices.Contains(expectedChecks(release, arguments), kernelcheck.NetnsCookieOfSocket) {

@@ -82,7 +82,7 @@ func runTest(ctx context.Context, cache string, args []string) (int, error) {
 	return test.run(ctx, cache, os.Stdout)
 }
 
-// add adds static binaries, and packages whose tests are to run.
+// add adds static binaries, and packages with tests to run.
 func (t *kernelTest) add(ctx context.Context, programs []string) error {
 	for _, program := range programs {
 		binary, err := testBinary(ctx, program, t.dir)

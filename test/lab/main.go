@@ -68,7 +68,7 @@ func run(ctx context.Context, args []string) (int, error) {
 		return 0, nil
 	}
 	cache, err := os.UserCacheDir()
-	if err != nil && args[0] != "agent" && args[0] != "exec" { // a service has no HOME
+	if err != nil && args[0] != "agent" && args[0] != "exec" { // a service does not have a HOME
 		return 1, fmt.Errorf("find the cache directory: %w: set HOME or XDG_CACHE_HOME", err)
 	}
 	cache = filepath.Join(cache, "dra-shared", "lab")

@@ -20,13 +20,13 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/lab/matrix"
 )
 
-// kernelPackages are the packages whose tests depend on the kernel.
+// kernelPackages are the packages with tests that depend on the kernel.
 var kernelPackages = []string{"netdev", "netdev/bpffs", "netdev/classify", "netdev/classify/trial"}
 
-// A quick pass runs the tests and stories whose names match these. On the kernel, it tests that the kernel
-// accepts the programs, the traffic of shares, attacks, links, and how the driver finds NICs. On the node, it runs a
-// story that measures, and one in which a container restarts. The others measure for longer, load the programs in
-// further ways, which takes seconds in a guest, wait for the kubelet to try again, or install the chart again.
+// A quick pass runs the tests and stories with names that match these. On the kernel, it tests that the kernel accepts
+// the programs, the traffic of shares, attacks, links, and how the driver finds NICs. On the node, it runs a story that
+// measures, and one that restarts a container. The others measure for longer, load the programs in other ways, which
+// takes seconds in a guest, wait for the kubelet to try again, or install the chart again.
 const (
 	quickTests = "^(TestRun|TestMount|TestProgram_(drops|onlyCounts|gateway)|" +
 		"TestTraffic_onStackedNIC|TestRawFrames|TestForwardedByNode_shareCannot|" +
@@ -154,8 +154,8 @@ func (p pass) kernel(ctx context.Context, cache string, k kernel.Kernel, row *ma
 	return nil
 }
 
-// testTimeout limits the time of the tests of a package, and, with two minutes for the guest, of those of all packages.
-// They take about 15 minutes on two idle processors, mostly those of netdev/classify.
+// testTimeout limits the time of a package's tests, and, with two minutes for the guest, of all packages' tests. They
+// take about 15 minutes on two idle processors, most of it in netdev/classify.
 func (p pass) testTimeout() time.Duration {
 	if p.quick {
 		return 15 * time.Minute
@@ -163,11 +163,10 @@ func (p pass) testTimeout() time.Duration {
 	return 30 * time.Minute
 }
 
-// errNotInstalled is the error of a cluster whose node runs, and on which the chart does not become
-// ready.
+// errNotInstalled is the error of a cluster with a running node if the chart does not become ready there.
 var errNotInstalled = errors.New("the chart does not become ready")
 
-// node runs the stories on a cluster whose node is a guest.
+// node runs the stories on a cluster with a guest as its node.
 func (p pass) node(ctx context.Context, cache string, row *matrix.Row) error {
 	pattern := "."
 	if p.quick {

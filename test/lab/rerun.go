@@ -13,11 +13,11 @@ import (
 	"strings"
 )
 
-// maxReruns is the number of failed tests up to which they run once more, as in .ci/gotest.sh.
+// maxReruns is how many tests may fail for them to run once more, as in .ci/gotest.sh.
 const maxReruns = 5
 
-// attempt runs the tests whose names match a regular expression, and returns their result and exit
-// status. It returns an error if the tests could not run to their end.
+// attempt runs the tests with names that match a regular expression, and returns their result and exit status. It
+// returns an error if the tests could not run to their end.
 type attempt func(ctx context.Context, pattern string) (result, int, error)
 
 // withRerun runs tests. If RERUNS names a directory, as in `make test`, up to five tests that fail run

@@ -36,8 +36,7 @@ func readResult(output string) (r result) {
 	return r
 }
 
-// leaves returns the tests of a list that have no subtests in any list, so that
-// each is counted once.
+// leaves returns the tests of a list without subtests in any list, so each is counted once.
 func (r result) leaves(tests []string) (leaves []string) {
 	all := slices.Concat(r.passed, r.failed, r.skipped)
 	for _, test := range tests {
@@ -64,8 +63,8 @@ func (r result) String() string {
 // are skipped for the keys that the kernel does not have.
 const keyTest = "TestRawFrames_useClassOfForgedAddressOnlyWithoutCookie/key_"
 
-// strongestKey returns the first key for which keyTest passed, because the tests
-// run from the strongest key to the weakest. It returns "" if there is none.
+// strongestKey returns the first key that keyTest passed for, because the tests run from the strongest key to the
+// weakest. It returns "" if there is none.
 func (r result) strongestKey() string {
 	for _, test := range r.passed {
 		if key, found := strings.CutPrefix(test, keyTest); found {

@@ -24,7 +24,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/lab/node"
 )
 
-// bed is a cluster whose only node is a guest.
+// bed is a cluster with a guest as its only node.
 type bed struct {
 	selector        string
 	append          []string
@@ -85,8 +85,8 @@ func runStories(ctx context.Context, cache string, args []string) (int, error) {
 	return b.stories(ctx, *pattern, os.Stdout)
 }
 
-// stories runs the stories whose names match the pattern, and returns the exit
-// status of the tests. The last one uninstalls the chart.
+// stories runs the stories with names that match the pattern, and returns the exit status of the tests. The last one
+// uninstalls the chart.
 func (b *bed) stories(ctx context.Context, pattern string, output io.Writer) (int, error) {
 	selected, err := regexp.Compile(pattern)
 	if err != nil {

@@ -58,8 +58,8 @@ func TestDependabot_directories(t *testing.T) {
 	}
 }
 
-// directoriesWith returns the directories of the repository that contain a file, without
-// those of build results and test clusters.
+// directoriesWith returns the directories of the repository that contain a file, except directories of build results
+// and test clusters.
 func directoriesWith(t *testing.T, name string) (directories []string) {
 	t.Helper()
 	err := filepath.WalkDir(root, func(file string, entry os.DirEntry, err error) error {

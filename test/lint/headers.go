@@ -17,11 +17,10 @@ import (
 //go:embed header.go.txt
 var headerText string
 
-// headerLines is the number of lines at the top of a file in which the header may start.
+// headerLines is the number of lines at the top of a file that the header may start in.
 const headerLines = 10
 
-// checkHeader returns a finding if a source file has no license header.
-// Generated files are not checked.
+// checkHeader returns a finding if a source file does not have a license header. Generated files are not checked.
 func checkHeader(name string, content []byte) []finding {
 	if commentMark(name, content) == "" || generated(content) {
 		return nil
@@ -79,10 +78,9 @@ func writeHeader(name string, content []byte) error {
 	return os.WriteFile(name, withHeader(name, content), info.Mode().Perm())
 }
 
-// withHeader returns content with the header below the "#!" line, if there is
-// one, and otherwise at the top. A blank line follows, so that the header
-// becomes part neither of a package's documentation nor of a build constraint.
-// If the file has a separate SPDX line, only the copyright is inserted.
+// withHeader returns content with the header below the "#!" line, if there is one, and otherwise at the top. A blank
+// line follows, so the header does not become part of a package's documentation or of a build constraint. If the file
+// has a separate SPDX line, only the copyright is inserted.
 func withHeader(name string, content []byte) []byte {
 	mark := commentMark(name, content)
 	header := strings.ReplaceAll(headerText, "// ", mark+" ")

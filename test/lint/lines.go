@@ -15,7 +15,7 @@ import (
 // templates, stories, and scripts. A tab counts as one column, as in golangci-lint's lll.
 const maxColumns = 120
 
-// commented matches the files of which only comments are checked.
+// commented matches the files with only their comments checked.
 var commented = regexp.MustCompile(`\.(yaml|yml|tpl|txtar|sh)$`)
 
 // checkLines returns the lines of a Go file, the lines of prose of a Markdown file, and the comments of other files,
@@ -55,8 +55,8 @@ func goColumns(line string) int {
 // commentOnly matches a line that consists of a comment, or of a part of one, in a script or a template.
 var commentOnly = regexp.MustCompile(`^\s*(#|\{\{-?\s*/\*)`)
 
-// commentColumns returns the number of columns of a line that is a comment, without those of addresses; 0 for other
-// lines, which often cannot be broken.
+// commentColumns returns the number of columns of a comment line, without addresses; 0 for other lines, which often
+// cannot be broken.
 func commentColumns(line string) int {
 	if !commentOnly.MatchString(line) {
 		return 0

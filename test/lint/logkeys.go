@@ -5,8 +5,8 @@ package main
 
 import "strings"
 
-// logKeys are the keys that log messages may have. One thing has the same key in all messages, so that a search for the
-// key finds them: before you add one, look for one with the same meaning. A singular is the name of an object, a plural
+// logKeys are the keys that log messages may have. One thing has the same key in all messages, so a search for the key
+// finds them: before you add a key, look for one with the same meaning. A singular is the name of an object, a plural
 // is a list or a number of objects. Durations until the next attempt are called delay.
 var logKeys = setOf(`
 	accelerator added address addressCount addressPool addresses attachPoint attachments attempts bitsPerSecond

@@ -13,9 +13,9 @@ import (
 	"strings"
 )
 
-// checkLogs returns the calls of a logger (logr, klog) in a Go file whose message is not a constant sentence, or one of
-// whose keys is not a string literal of logKeys: such messages and keys can be searched for. golangci-lint's
-// loggercheck checks that each key has a value.
+// checkLogs returns the calls of a logger (logr, klog) in a Go file if the message is not a constant sentence, or a key
+// is not a string literal of logKeys: constant messages and keys can be searched for. golangci-lint's loggercheck
+// checks that each key has a value.
 func checkLogs(name string, content []byte) []finding {
 	if !strings.HasSuffix(name, ".go") || generated(content) {
 		return nil

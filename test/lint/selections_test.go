@@ -140,7 +140,7 @@ func selectionsOfStories(t *testing.T) (selections []selection) {
 	return selections
 }
 
-// alternatives returns the regular expressions without | to which a regular expression is equivalent.
+// alternatives returns the regular expressions without | that a regular expression is equivalent to.
 func alternatives(pattern string) []string {
 	all, _ := divide(pattern)
 	return all

@@ -132,9 +132,8 @@ func checkWords(name string, content []byte) []finding {
 // that begin the next one.
 var commentLine = regexp.MustCompile(`[ \t]*\r?\n[ \t]*(//+|#+|\*+|>)?[ \t]*`)
 
-// joinLines returns the text with each line break replaced by one space, so
-// that rules match wordings that continue on the next line. lineOf holds the
-// line number of each byte.
+// joinLines returns the text with each line break replaced by one space, so rules match wordings that continue on the
+// next line. lineOf holds the line number of each byte.
 func joinLines(content []byte) (text string, lineOf []int) {
 	var joined strings.Builder
 	line, from := 1, 0

@@ -76,8 +76,8 @@ func InParallel(workers, count int, do func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// InRounds calls each phase for each number below count, with the time at which the phase began. A
-// round consists of size numbers: their first phases run in parallel, and then their next ones.
+// InRounds calls each phase for each number below count, with the time when the phase began. A round consists of size
+// numbers: their first phases run in parallel, and then their next ones.
 func InRounds(size, count int, phases ...func(i int, began time.Time) error) error {
 	for first := 0; first < count; first += size {
 		n := min(size, count-first)

@@ -26,8 +26,8 @@ const (
 	stolenTimeout = 3 * time.Minute
 )
 
-// Attempts counts attempts to reach a rate. The zero value is ready to use. Use it only for
-// rates below a grant: a rate above the grant is an error at once.
+// Attempts counts attempts to reach a rate. The zero value is ready to use. Use it only for rates below a grant: a rate
+// above the grant is immediately an error.
 type Attempts struct {
 	counted int
 	start   time.Time
@@ -91,7 +91,7 @@ func parseProcessorTime(stat string) (p processorTime) {
 	for i, field := range strings.Fields(line) {
 		ticks, err := strconv.ParseFloat(field, 64)
 		if err != nil || i > stolen {
-			continue // the name of the line, and guests, whose time user and nice include
+			continue // the name of the line, and guest times, which user and nice include
 		}
 		p.total += ticks
 		switch i {

@@ -15,8 +15,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 )
 
-// Registry is a registry that keeps the collectors, so that it can read the
-// descriptions of metrics that have no value yet.
+// Registry is a registry that keeps the collectors, so it can read the descriptions of metrics that do not have a value
+// yet.
 type Registry struct {
 	*prometheus.Registry
 	collectors []prometheus.Collector
@@ -44,7 +44,7 @@ func (r *Registry) MustRegister(collectors ...prometheus.Collector) {
 }
 
 // Check lints the registered metrics with promlint, and the descriptions of all metrics, including those without
-// values. The named metrics must have values, so that promlint sees them.
+// values. The named metrics must have values. Otherwise, promlint does not see them.
 func (r *Registry) Check(t testing.TB, names ...string) {
 	t.Helper()
 	problems, err := r.problems(names)

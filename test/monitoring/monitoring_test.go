@@ -115,7 +115,7 @@ func TestScrape_addressesOfPods(t *testing.T) {
 	}
 }
 
-// snakeCase renames the fields of the operator's relabelings to those of Prometheus.
+// snakeCase renames the fields of the operator's relabelings to Prometheus' names.
 func snakeCase(relabelings string) string {
 	return strings.NewReplacer("sourceLabels:", "source_labels:", "targetLabel:", "target_label:").Replace(relabelings)
 }

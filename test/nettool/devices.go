@@ -54,8 +54,8 @@ func mknod(args []string) error {
 	return os.NewSyscallError("mknod", syscall.Mknod(args[0], syscall.S_IFCHR|0o666, int(major<<8|minor)))
 }
 
-// showDevices prints the device metadata files of KEP-5304, from which a program
-// in a container learns its devices without access to the API server.
+// showDevices prints the device metadata files of KEP-5304. They tell a program in a container its devices without
+// access to the API server.
 func showDevices(root fs.FS) error {
 	directory := strings.TrimPrefix(metadata.ContainerDir, "/")
 	return fs.WalkDir(root, directory, func(name string, entry fs.DirEntry, err error) error {

@@ -13,8 +13,8 @@ import (
 )
 
 // showCookieHelper prints whether the kernel has the helper for the cookie of the sender's network namespace in
-// programs of tc: "true" or "false". It asks the kernel, and not the driver, so that a test does not expect only what
-// the driver claims.
+// programs of tc: "true" or "false". It asks the kernel, not the driver, so a test does not only expect what the driver
+// claims.
 func showCookieHelper() error {
 	err := features.HaveProgramHelper(ebpf.SchedCLS, asm.FnGetNetnsCookie)
 	if err != nil && !errors.Is(err, ebpf.ErrNotSupported) {

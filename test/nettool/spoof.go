@@ -12,9 +12,8 @@ import (
 	"syscall"
 )
 
-// spoof sends 10 UDP datagrams through an interface from an address that the interface
-// need not have, as a pod with CAP_NET_RAW can. It succeeds even if the kernel drops
-// them afterwards.
+// spoof sends 10 UDP datagrams through an interface from an address that the interface may not have, as a pod with
+// CAP_NET_RAW can. It succeeds even if the kernel drops them afterwards.
 func spoof(args []string) error {
 	if len(args) != 3 {
 		return errUsage

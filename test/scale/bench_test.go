@@ -22,15 +22,14 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// benchmarked are the numbers of shares with which the benchmarks run. What they report
-// depends on the machine; the messages that TestNode_messages_doNotDependOnShares counts
-// do not.
+// benchmarked are the numbers of shares that the benchmarks run with. What they report depends on the machine; the
+// messages that TestNode_messages_doNotDependOnShares counts do not.
 var benchmarked = []int{10, 1000, 3000}
 
 // BenchmarkAttach compares Node.Attach with the least netlink requests that create the
 // same link and the same class next to the same number of shares.
 func BenchmarkAttach(b *testing.B) {
-	links := 0 // those of the last attempts may still exist
+	links := 0 // links of the last attempts may still exist
 	each(b, func(b *testing.B, node *testNode, shares int) {
 		var attach, floor []time.Duration
 		for b.Loop() {
@@ -52,9 +51,9 @@ func BenchmarkAttach(b *testing.B) {
 	})
 }
 
-// BenchmarkRead measures the read of one share, as for a claim's status. The pod has no other
-// share. It reports the median as well, because the kernel is busy with new links for a while
-// after others were created, for example to detect duplicate addresses.
+// BenchmarkRead measures the read of one share, as for a claim's status. The pod does not have another share. It
+// reports the median as well, because the kernel is busy with new links for a while after others were created, for
+// example to detect duplicate addresses.
 func BenchmarkRead(b *testing.B) {
 	each(b, func(b *testing.B, node *testNode, shares int) {
 		spec := node.spec(shares)

@@ -105,9 +105,9 @@ func TestNode_Snapshot_takesOneDumpPerDevice(t *testing.T) {
 		if differ != 0 {
 			t.Errorf("%d of %d shares differ from what was set up", differ, shares)
 		}
-		// The IDs of the namespaces, the classes of the NIC, and those of its IFB device.
-		// Besides the classes of shares, a device has a few of the node, and the IFB device those
-		// of the senders of multicast. The answer to a dump ends with a separate message.
+		// The IDs of the namespaces, and the classes of the NIC and of its IFB device. Besides the classes of shares, a
+		// device has a few for the node, and the IFB device has classes for multicast senders. The answer to a dump ends with
+		// a separate message.
 		const classesOfNode, classesOfSenders = 8, 8
 		most := rtnl.Counts{Sent: 3, Received: uint64(2*(shares+classesOfNode+1) + classesOfSenders + ids + 1)}
 		if got.Sent > most.Sent || got.Received > most.Received {

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { nstest.Main(m, nstest.Root) }
 // creates many links in one namespace faster than one link in each of many.
 const linksPerPod = 100
 
-// testNode is a node with one NIC of 100 Gbit/s whose bandwidth is enforced.
+// testNode is a node with one NIC of 100 Gbit/s and enforced bandwidth.
 type testNode struct {
 	*netdev.Node
 	t        testing.TB

@@ -46,8 +46,7 @@ type Nodes struct {
 
 	claims cache.Indexer
 	pods   cache.Indexer
-	// started has the UIDs of pods whose phase was set to Running. The pod
-	// cache shows the phase only after a delay.
+	// started has the UIDs of pods that were set to phase Running. The pod cache shows the phase only after a delay.
 	started sync.Map
 }
 
@@ -133,8 +132,8 @@ func (n *Nodes) addNode(ctx context.Context, name string) error {
 	return err
 }
 
-// renewLeases renews the nodes' leases until ctx ends, so that the nodes stay
-// Ready. It ignores errors: a lease outlasts several heartbeats.
+// renewLeases renews the nodes' leases until ctx ends, and the nodes stay Ready. It ignores errors: a lease outlasts
+// several heartbeats.
 func (n *Nodes) renewLeases(ctx context.Context, count int) {
 	leases := n.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
 	tick := time.NewTicker(heartbeat)

@@ -10,18 +10,17 @@ import (
 	"os"
 )
 
-// bound is the factor by which a ratio may exceed its baseline. It is wide because times vary
-// with the machine and its load, even relative to the kernel's.
+// bound is the factor that a ratio may exceed its baseline by. It is wide because times vary with the machine and its
+// load, even relative to the kernel's.
 const bound = 3
 
-// operations are the metrics of the plugin that check compares, each with the kernel's metric by which it
-// divides them.
+// operations are the plugin's metrics that check compares, each with the kernel's metric that check divides it by.
 var operations = []struct{ plugin, kernel string }{
 	{"attach", "start"}, {"hook", "start"}, {"prepare", "start"}, {"unprepare", "end"},
 }
 
-// check prints the times of the plugin's operations divided by those of the kernel's part, in each situation
-// of the results, and returns an error if a ratio is more than bound times that of the file baseline.
+// check prints the times of the plugin's operations divided by the times of the kernel's part, for each situation in
+// the results. It returns an error if a ratio is more than bound times the ratio in the file baseline.
 func check(r results, out io.Writer, baseline string) error {
 	file, err := os.Open(baseline)
 	if err != nil {
@@ -58,7 +57,7 @@ func check(r results, out io.Writer, baseline string) error {
 	return failed
 }
 
-// quotient returns the median of a metric of the plugin divided by that of a metric of the kernel.
+// quotient returns the median of a plugin metric divided by the median of a kernel metric.
 func (r results) quotient(plugin, metric, kernel, kernelMetric string) (ratio float64, ok bool) {
 	time, ok := r.median(plugin, metric+"-p50-µs")
 	floor, ok2 := r.median(kernel, kernelMetric+"-p50-µs")

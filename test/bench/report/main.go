@@ -220,7 +220,7 @@ type results struct {
 // median returns the median of the runs.
 func (r results) median(benchmark, unit string) (value float64, ok bool) {
 	values := slices.DeleteFunc(slices.Sorted(slices.Values(r.values[benchmark][unit])), func(v float64) bool {
-		return v == 0 // the benchmark has no such repetition
+		return v == 0 // the benchmark does not have such a repetition
 	})
 	if len(values) == 0 {
 		return 0, false

@@ -1,9 +1,8 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package build builds the binaries of a test cluster from Go modules and caches
-// them outside the work tree, so that the next start takes seconds. The key of a
-// cache entry is a hash of the build's inputs.
+// Package build builds the binaries of a test cluster from Go modules and caches them outside the work tree. The next
+// start then takes seconds. The key of a cache entry is a hash of the build's inputs.
 package build
 
 import (
@@ -40,7 +39,7 @@ const (
 	Containerd    = "containerd"
 	Containerd1_7 = "containerd-1.7"
 	CRIO          = "cri-o"
-	CRIOv1_34     = "cri-o-1.34" // the oldest release whose module can be built
+	CRIOv1_34     = "cri-o-1.34" // the oldest release with a module that can be built
 )
 
 // KubernetesVersion is the default version of Kubernetes.
@@ -77,7 +76,7 @@ type step struct {
 // component is a set of files that is built and cached as a unit.
 type component struct {
 	name   string
-	inputs []string // files whose contents are part of the cache key
+	inputs []string // files with contents that are part of the cache key
 	before func(ctx context.Context, out string) error
 	steps  func(out string) []step
 	finish func(out string) error

@@ -15,10 +15,8 @@ import (
 	"strings"
 )
 
-// writeModule writes the module of the multi-call binary for a version of
-// Kubernetes other than KubernetesVersion into dir. It replaces the modules that
-// k8s.io/kubernetes takes from its staging directories by their published
-// versions.
+// writeModule writes the module of the multi-call binary for a version of Kubernetes other than KubernetesVersion into
+// dir. It replaces the modules that k8s.io/kubernetes takes from its staging directories with their published versions.
 func writeModule(ctx context.Context, source, version, dir string) error {
 	out, err := exec.CommandContext(ctx, "go", "mod", "download", "-json", "k8s.io/kubernetes@"+version).Output()
 	if err != nil {

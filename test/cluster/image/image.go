@@ -1,10 +1,9 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package image writes container images as docker archives. An image holds
-// prebuilt static binaries on an empty base, like a Dockerfile with `FROM scratch`
-// and COPY. The Dockerfile in deployments/image is generated from the same content
-// list, so that both images hold the same files.
+// Package image writes container images as docker archives. An image holds prebuilt static binaries on an empty base,
+// like a Dockerfile with `FROM scratch` and COPY. The Dockerfile in deployments/image is generated from the same
+// content list, so both images hold the same files.
 package image
 
 import (
@@ -45,8 +44,7 @@ func Write(list, tag, arch, out string) error {
 	return WriteFiles(files, tag, arch, out)
 }
 
-// readList parses a content list: lines of "SOURCE DESTINATION", in which '#'
-// starts a comment.
+// readList parses a content list: lines of "SOURCE DESTINATION". '#' starts a comment.
 func readList(list string) ([]File, error) {
 	f, err := os.Open(list)
 	if err != nil {
@@ -88,8 +86,7 @@ func WriteFiles(files []File, tag, arch, out string, aliases ...string) error {
 	return writeImage(l, config, arch, out, append([]string{tag}, aliases...))
 }
 
-// WriteLayer writes the archive of an image whose only layer is the tar archive layer,
-// which it does not compress.
+// WriteLayer writes the archive of an image with a single layer, the tar archive layer, which it does not compress.
 func WriteLayer(layer, tag, arch string, config v1.Config, out string) error {
 	l, err := tarball.LayerFromFile(layer, tarball.WithCompressionLevel(gzip.NoCompression))
 	if err != nil {

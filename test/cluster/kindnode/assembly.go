@@ -54,8 +54,8 @@ func (a *assembly) assemble(archive string) error {
 	return a.command("tar", "--numeric-owner", "-C", a.root, "-cf", archive, ".")
 }
 
-// removeUnwantedUnits removes systemd units, as kind's Dockerfile does, so that systemd
-// starts only the units that kind enables.
+// removeUnwantedUnits removes systemd units, as kind's Dockerfile does. systemd then starts only the units that kind
+// enables.
 func (a *assembly) removeUnwantedUnits() error {
 	for _, pattern := range []string{
 		"lib/systemd/system/sysinit.target.wants/systemd-tmpfiles-setup.service",

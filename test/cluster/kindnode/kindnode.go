@@ -38,7 +38,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/cluster/image"
 )
 
-// Kind is the version of kind whose files the node has.
+// Kind is the version of kind that the node's files come from.
 const Kind = "v0.33.0"
 
 const suite = "bookworm"

@@ -5,9 +5,8 @@
 // kube-apiserver, kube-scheduler, kube-controller-manager, kubelet, and kubectl. For
 // the node image of kind, it also contains kubeadm and kube-proxy.
 //
-// The components have 90 % of their code in common, so building one binary instead of
-// eight keeps a cold build of the test cluster short. The first argument, or the name
-// by which the binary is called, selects the component.
+// The components have 90 % of their code in common, so building one binary instead of eight keeps a cold build of the
+// test cluster short. The first argument, or the name that the binary is called by, selects the component.
 package main
 
 import (

@@ -1,12 +1,11 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package engine finds a Docker daemon whose containers can be nodes that run the
-// driver, or starts one.
+// Package engine finds a Docker daemon that can run the driver's nodes in its containers, or starts one.
 //
-// Find does not depend on version numbers. It runs a privileged container on the daemon of this
-// machine, which tries the operations of the node's kubelet and the plugin. Where that fails, or
-// where there is no daemon, Find starts a private one:
+// Find does not depend on version numbers. It runs a privileged container on this machine's daemon. The container tries
+// the operations of the node's kubelet and the plugin. Where that fails, or where there is no daemon, Find starts a
+// private one:
 //
 //	dockerd in separate network, mount, and PID namespaces, with the runtime of
 //	runtime.go, which adapts containers to this machine and runs the project's runc.
@@ -64,9 +63,9 @@ func Main() {
 	os.Exit(0)
 }
 
-// Find returns a daemon that can run nodes. If the daemon of this machine is unfit or
-// absent, Find starts a private one, whose files are in dir, and reports the reason.
-// prepare installs the dependencies of a private daemon, and returns the path of runc.
+// Find returns a daemon that can run nodes. If this machine's daemon is unfit or absent, Find starts a private one,
+// with its files in dir, and reports the reason. prepare installs the dependencies of a private daemon, and returns the
+// path of runc.
 func Find(
 	ctx context.Context, dir string, prepare func(context.Context) (runc string, err error), report func(message string),
 ) (*Engine, error) {

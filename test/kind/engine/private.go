@@ -96,9 +96,8 @@ func start(ctx context.Context, dir, runc string) (*Engine, error) {
 	return e, nil
 }
 
-// Stop ends a private daemon with all its containers, and removes its cgroups. Its
-// namespaces, and with them its mounts and links, end with its processes. Stop does
-// nothing to other daemons, and also works after ctx has ended.
+// Stop ends a private daemon with all its containers, and removes its cgroups. Its namespaces, and with them its mounts
+// and links, end with its processes. Stop does not affect other daemons, and also works after ctx has ended.
 func (e *Engine) Stop(ctx context.Context) error {
 	if !e.Private() {
 		return nil
@@ -220,7 +219,7 @@ func prepareNamespaces(dir string) error {
 	}{
 		{"", "/", "", unix.MS_REC | unix.MS_PRIVATE},
 		{"proc", "/proc", "proc", 0},
-		// A new sysfs shows the links of this network namespace, but has no cgroups.
+		// A new sysfs shows the links of this network namespace, but does not have cgroups.
 		{"/sys/fs/cgroup", cgroups, "", unix.MS_BIND | unix.MS_REC},
 		{"sysfs", "/sys", "sysfs", 0},
 		{cgroups, "/sys/fs/cgroup", "", unix.MS_MOVE},

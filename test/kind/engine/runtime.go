@@ -48,9 +48,8 @@ func runRuntime(args []string) error {
 	return fmt.Errorf("execute %s: %w", runc, unix.Exec(runc, append([]string{runc}, args[1:]...), os.Environ()))
 }
 
-// configuration returns the file in which a runc command finds capabilities: the
-// configuration of a new container, which is whole, or a process for a running one.
-// Other commands have none.
+// configuration returns the file that a runc command finds capabilities in: the configuration of a new container, which
+// is whole, or a process for a running one. Other commands do not have such a file.
 func configuration(args []string) (path string, whole bool) {
 	command := func(name string) bool { return slices.Contains(args, name) }
 	for i, arg := range args[:len(args)-1] {
@@ -64,9 +63,9 @@ func configuration(args []string) (path string, whole bool) {
 	return "", false
 }
 
-// adapt changes the capabilities of a container's process in two ways. It removes those
-// that this machine does not grant even to root, because runc would fail with them. It
-// adds those that an old daemon does not know to the sets of privileged containers.
+// adapt changes the capabilities of a container's process in two ways. It removes capabilities that this machine does
+// not grant even to root, because runc would fail with them. To the sets of privileged containers, it adds capabilities
+// that an old daemon does not know.
 func adapt(raw []byte, whole bool, own []string) ([]byte, error) {
 	var config map[string]any
 	if err := json.Unmarshal(raw, &config); err != nil {

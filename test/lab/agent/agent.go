@@ -1,9 +1,8 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agent runs commands in a guest for the machine that started it. It takes the
-// place of SSH, whose handshake takes half a second of an emulated processor, and
-// passes arguments unchanged.
+// Package agent runs commands in a guest for the machine that started it. It replaces SSH, because an SSH handshake
+// takes half a second of an emulated processor, and it passes arguments unchanged.
 //
 // A client sends a request as one line of JSON, then the standard input of the
 // command. The server answers with frames: a byte for the kind, four bytes for
@@ -67,7 +66,7 @@ func serve(ctx context.Context, conn net.Conn, path string) error {
 	out := &frames{w: conn}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// env looks the command up in this PATH, which is not that of the server.
+	// env looks the command up in this PATH, which is not the server's.
 	command := exec.CommandContext(ctx, "/usr/bin/env", append([]string{"PATH=" + path}, r.Args...)...)
 	command.Stdout, command.Stderr = out.kind(frameStdout), out.kind(frameStderr)
 	// Not command.Stdin: Wait would wait until the client has closed its side.

@@ -36,7 +36,7 @@ type Config struct {
 	Console io.Writer
 	// Ports receive the guest's output on ttyS1, ttyS2, and ttyS3.
 	Ports []io.Writer
-	// Args are further arguments for QEMU.
+	// Args are additional arguments for QEMU.
 	Args []string
 	// Prefix is a command that runs QEMU, such as one that enters a namespace. It
 	// must replace itself by QEMU.
@@ -130,7 +130,7 @@ func (g *Guest) Wait() error {
 // Done is closed when the guest has ended.
 func (g *Guest) Done() <-chan struct{} { return g.done }
 
-// Stop ends the guest at once, as if its power were cut.
+// Stop ends the guest immediately, as if its power were cut.
 func (g *Guest) Stop() {
 	g.cancel()
 	<-g.done

@@ -36,8 +36,7 @@ func TestMain(m *testing.M) {
 	fmt.Println(g.Wait())
 }
 
-// script returns a guest in which a shell script takes the place of QEMU. Its
-// serial ports are the descriptors from 3 on.
+// script returns a guest with a shell script in place of QEMU. Its serial ports are the descriptors from 3 on.
 func script(text string) Config {
 	return Config{Prefix: []string{"sh", "-c", text}}
 }

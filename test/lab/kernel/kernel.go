@@ -1,9 +1,8 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kernel fetches Linux kernels from the package archive that apt is
-// configured for, and unpacks them into a cache. It installs nothing: it needs
-// only apt-get, apt-cache, dpkg-deb, and depmod.
+// Package kernel fetches Linux kernels from the package archive that apt is configured for, and unpacks them into a
+// cache. It does not install anything: it needs only apt-get, apt-cache, dpkg-deb, and depmod.
 //
 // A kernel is selected by one of:
 //
@@ -95,8 +94,8 @@ func Fetch(ctx context.Context, selector, cache string) (Kernel, error) {
 	return unpack(ctx, files[0], dir)
 }
 
-// find returns the name and the version of the newest package that matches the
-// selector. It refreshes the package index if that has no match.
+// find returns the name and the version of the newest package that matches the selector. It refreshes the package index
+// if that does not have a match.
 func find(ctx context.Context, selector string) (name, version string, err error) {
 	name, version, err = findInIndex(ctx, selector)
 	if err == nil {
@@ -158,7 +157,7 @@ func newest(selector string, names []string) string {
 // numbers matches the parts of a version: numbers and the separators between them.
 var numbers = regexp.MustCompile(`[0-9]+|[^0-9]+`)
 
-// compareVersions compares two names in which numbers count by value.
+// compareVersions compares two names. Numbers in them count by value.
 func compareVersions(a, b string) int {
 	as, bs := numbers.FindAllString(a, -1), numbers.FindAllString(b, -1)
 	return slices.CompareFunc(as, bs, func(a, b string) int {
@@ -211,7 +210,7 @@ func unpack(ctx context.Context, file, dir string) (Kernel, error) {
 	if err != nil {
 		return Kernel{}, err
 	}
-	// A kernel package contains no indexes; its installation script makes them.
+	// A kernel package does not contain indexes; its installation script makes them.
 	if out, err := exec.CommandContext(ctx, "depmod", "-b", tmp, k.Release).CombinedOutput(); err != nil {
 		return Kernel{}, fmt.Errorf("depmod %s: %w: %s", k.Release, err, out)
 	}
@@ -224,7 +223,7 @@ func unpack(ctx context.Context, file, dir string) (Kernel, error) {
 	return open(dir)
 }
 
-// open returns the kernel whose package is unpacked in dir.
+// open returns the kernel with its package unpacked in dir.
 func open(dir string) (Kernel, error) {
 	images, err := filepath.Glob(filepath.Join(dir, "boot/vmlinuz-*"))
 	if err != nil {

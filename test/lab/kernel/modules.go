@@ -26,10 +26,9 @@ type Module struct {
 	Data []byte
 }
 
-// Modules returns the modules whose names match one of the patterns (see
-// path.Match), and the modules that they need. A module follows those that it
-// needs. A pattern that matches no module is not an error: kernels differ in
-// what they build in and what they lack.
+// Modules returns the modules with names that match one of the patterns (see path.Match), and the modules that they
+// need. A module follows the modules that it needs. A pattern without a match is not an error: kernels differ in what
+// they build in and what they lack.
 func (k Kernel) Modules(ctx context.Context, patterns []string) ([]Module, error) {
 	raw, err := os.ReadFile(filepath.Join(k.ModuleDir(), "modules.dep"))
 	if err != nil {

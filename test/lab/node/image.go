@@ -4,13 +4,11 @@
 // Package node makes the disks of a guest that is a node of a test cluster, and
 // runs the guest.
 //
-// A node has two disks. The root disk is Debian with systemd and AppArmor, and the
-// binaries of Kubernetes, containerd, and runc; it is the same for all kernels and
-// clusters and is cached. Nodes that run SELinux have another one, with a policy and
-// labels. The store disk is containerd's directory with the images unpacked: importing
-// them in an emulated guest would take 20 s. The rest comes with the initramfs: the
-// kernel's modules, the programs of the tests, and the files with which the node joins
-// its cluster. Guests write to temporary overlays, so that the disks do not change.
+// A node has two disks. The root disk is Debian with systemd and AppArmor, and the binaries of Kubernetes, containerd,
+// and runc; it is the same for all kernels and clusters and is cached. Nodes that run SELinux have another one, with a
+// policy and labels. The store disk is containerd's directory with the images unpacked: importing them in an emulated
+// guest would take 20 s. The rest comes with the initramfs: the kernel's modules, the programs of the tests, and the
+// files that the node joins its cluster with. Guests write to temporary overlays, so the disks do not change.
 package node
 
 import (
@@ -49,8 +47,8 @@ var packages = []string{
 	"systemd", "systemd-sysv", "udev", "util-linux",
 }
 
-// selinuxPackages are further packages of a node that runs SELinux: Debian's policy, the
-// source of modules that Debian does not build, and the tools to build them.
+// selinuxPackages are additional packages of a node that runs SELinux: Debian's policy, the source of modules that
+// Debian does not build, and the tools to build them.
 var selinuxPackages = []string{
 	"selinux-policy-default", "selinux-policy-dev", "selinux-policy-src", "semodule-utils", "zstd",
 }
@@ -67,9 +65,8 @@ var enabled = []string{"containerd.service", "kubelet.service", "lab-agent.servi
 // Binaries are directories with the binaries of a node; see test/cluster/build.
 type Binaries struct{ Kube, Node, Pause string }
 
-// RootDisk returns the root disk from the cache, or makes it. That takes a minute
-// if the cache has no Debian, and some seconds if it has. With selinux, the disk is for a
-// node that runs SELinux, which takes two minutes more.
+// RootDisk returns the root disk from the cache, or makes it. That takes a minute if the cache does not have Debian,
+// and some seconds if it does. With selinux, the disk is for a node that runs SELinux, which takes two minutes more.
 func RootDisk(ctx context.Context, b Binaries, cache string, selinux bool, progress io.Writer) (string, error) {
 	include, embedded := packages, []embed.FS{files}
 	if selinux {
@@ -129,7 +126,7 @@ func installPolicy(ctx context.Context, root string) error {
 	if err := copyFiles(root+policy, selinuxFiles, "selinux/policy"); err != nil {
 		return err
 	}
-	// The script mounts /proc, in a namespace with which the mount ends.
+	// The script mounts /proc in a namespace. The mount ends with the namespace.
 	if err := run(ctx, "unshare", "--mount", "chroot", root, "sh", policy+"/install"); err != nil {
 		return fmt.Errorf("install the SELinux policy: %w", err)
 	}
@@ -167,8 +164,8 @@ func debianArchive(ctx context.Context, cache string, include []string, progress
 	return archive, os.Rename(tmp, archive)
 }
 
-// debianSources returns the release of Debian that this machine's apt is
-// configured for, and its sources without those of other publishers.
+// debianSources returns the release of Debian that this machine's apt is configured for, and its sources without other
+// publishers' sources.
 func debianSources(ctx context.Context) (suite string, sources []string, err error) {
 	list := exec.CommandContext(ctx, "apt-get", "indextargets",
 		"--format", "$(ORIGIN)|$(REPO_URI)|$(CODENAME)|$(COMPONENT)", "Created-By: Packages")
@@ -222,7 +219,7 @@ func writeRoot(ctx context.Context, root, debian string, b Binaries) error {
 	if err := run(ctx, "chroot", append([]string{root, "systemctl", "--quiet", "mask"}, masked...)...); err != nil {
 		return err
 	}
-	// systemd generates the ID of a machine whose file is empty.
+	// systemd generates the machine's ID if its file is empty.
 	return os.WriteFile(filepath.Join(root, "etc/machine-id"), nil, 0o644)
 }
 
@@ -264,8 +261,8 @@ func makeDisk(ctx context.Context, disk, root, label, size string) error {
 	return os.Rename(tmp, disk)
 }
 
-// storeDisk makes a disk with containerd's directory, in which the images of the
-// archives are unpacked. Layers are plain directories, which every kernel reads.
+// storeDisk makes a disk with containerd's directory. The images of the archives are unpacked in it. Layers are plain
+// directories, which every kernel reads.
 func storeDisk(ctx context.Context, disk string, b Binaries, archives []string) error {
 	work, err := os.MkdirTemp("", "lab-store-")
 	if err != nil {
@@ -331,7 +328,7 @@ func importImages(ctx context.Context, ctr, socket string, archives []string) er
 	return nil
 }
 
-// run runs a program, whose output is part of the error.
+// run runs a program. The program's output is part of the error.
 func run(ctx context.Context, name string, args ...string) error {
 	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
 	if errors.Is(err, exec.ErrNotFound) {

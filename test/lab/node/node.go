@@ -29,13 +29,13 @@ const AgentPort = "7077"
 // Config describes a node.
 type Config struct {
 	Cluster *clusterclient.Cluster
-	// Name is the name of the node, n1 to n9. The cluster has no other node of that name.
+	// Name is the name of the node, n1 to n9. The cluster must not have another node of that name.
 	Name string
 	// Kernel is the kernel, and Modules the directory lib/modules for the guest.
 	Kernel  kernel.Kernel
 	Modules string
-	// Append are further arguments for the kernel. With security=selinux, the node has an SELinux
-	// policy, which enforcing=1 enforces.
+	// Append are additional arguments for the kernel. With security=selinux, the node has an SELinux policy, which
+	// enforcing=1 enforces.
 	Append []string
 	// Cache is the directory of the root disks.
 	Cache string
@@ -162,8 +162,7 @@ func (c Config) writeInitrd(file, joined string) error {
 	return archive.Close()
 }
 
-// nics are the links of a node. They have the order of the PCI slots, from
-// firstSlot, by which the node names them.
+// nics are the links of a node, in the order of the PCI slots from firstSlot. The node names them by slot.
 var nics = []struct {
 	tap, bridge string
 	mtu         int
@@ -213,8 +212,7 @@ func (c Config) devices(root, store string) []string {
 	return args
 }
 
-// writeExecScript writes the script by which the cluster's scripts run commands in
-// the guest.
+// writeExecScript writes the script that the cluster's scripts run commands in the guest with.
 func (c Config) writeExecScript(address string) error {
 	self, err := os.Executable()
 	if err != nil {

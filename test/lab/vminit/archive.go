@@ -13,7 +13,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/lab/initramfs"
 )
 
-// Archive is the initramfs of a guest, to which files can be added.
+// Archive is the initramfs of a guest. Files can be added to it.
 type Archive struct {
 	*initramfs.Writer
 	file   *os.File

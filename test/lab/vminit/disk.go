@@ -61,8 +61,8 @@ func bootDisk(job Job) error {
 	return fmt.Errorf("run %v: %w", argv, unix.Exec(argv[0], argv, os.Environ()))
 }
 
-// labelAdded gives the files that were added to the root disk their SELinux labels. The kernel has
-// no policy yet, so that it allows that. The root disk has /proc, which setfiles needs.
+// labelAdded gives the files that were added to the root disk their SELinux labels. The kernel allows that because it
+// does not have a policy yet. The root disk has /proc, which setfiles needs.
 func labelAdded(root string) error {
 	entries, err := os.ReadDir(OverlayDir)
 	if err != nil {
@@ -82,7 +82,7 @@ func labelAdded(root string) error {
 	return nil
 }
 
-// copyTree copies the files of a tree into another one, in which files may exist.
+// copyTree copies the files of a tree into another one, which may already contain files.
 func copyTree(source, target string) error {
 	return filepath.WalkDir(source, func(file string, entry os.DirEntry, err error) error {
 		if err != nil {

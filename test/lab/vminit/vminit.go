@@ -5,8 +5,8 @@
 // the kernel's file systems, runs the programs, reports their exit status, and
 // powers off. The output of the programs goes to ttyS1, the report to ttyS2.
 //
-// If the guest has a root disk, vminit mounts that, adds the kernel's modules and
-// other files, and replaces itself by the init program of the disk.
+// If the guest has a root disk, vminit mounts that, adds the kernel's modules and other files, and replaces itself with
+// the disk's init program.
 package vminit
 
 import (
@@ -45,8 +45,7 @@ type Job struct {
 	Labels bool
 }
 
-// OverlayDir is the directory of the initramfs whose files vminit adds to the
-// root disk.
+// OverlayDir is a directory of the initramfs. vminit adds its files to the root disk.
 const OverlayDir = "/overlay"
 
 // programLine is the beginning of the line that precedes the output of each program, if
