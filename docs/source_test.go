@@ -32,10 +32,10 @@ type source struct {
 	members map[string]map[string]bool
 	// imports are the names of packages that the code imports from elsewhere.
 	imports map[string]bool
-	// words are all identifiers in Go and all words in string literals, chart
-	// templates, demos, and requirements. Those of tests are not included.
+	// words are all identifiers in Go and all words in string literals, chart templates, demos, and requirements, except
+	// tests.
 	words map[string]bool
-	// literals are all string literals in Go, without those of tests.
+	// literals are all string literals in Go, except tests.
 	literals map[string]bool
 	// targets are the targets of the Makefile, and variables the variables in it.
 	targets, variables map[string]bool

@@ -64,7 +64,7 @@ func (m *markdown) item(term, text string) {
 	}
 }
 
-// wrap breaks a text into lines. It breaks neither code spans nor links.
+// wrap breaks a text into lines. It does not break code spans or links.
 func wrap(text, first, rest string) string {
 	var lines []string
 	line, indent := first, first

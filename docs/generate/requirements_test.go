@@ -45,7 +45,7 @@ func TestRequirements_quoteTheirSources(t *testing.T) {
 			t.Errorf("%s: %s %s does not contain %q", r.ID, r.Source.File, r.Source.Version(), r.Source.Quote)
 		}
 	}
-	if compared < 70 { // those of k8s.io/api, kubelet, and dynamic-resource-allocation, which go.mod requires
+	if compared < 70 { // sentences in k8s.io/api, kubelet, and dynamic-resource-allocation, which go.mod requires
 		t.Errorf("compared %d sentences only: are the versions in go.mod those of conformance.SourceVersions?", compared)
 	}
 }

@@ -100,8 +100,8 @@ func (s *source) readTypes() {
 	}
 }
 
-// readValues evaluates the string constants. A constant may use constants that are
-// declared later, so that several passes may be necessary.
+// readValues evaluates the string constants. A constant may use constants that are declared later, so several passes
+// may be necessary.
 func (s *source) readValues() {
 	for changed := true; changed; {
 		changed = false
@@ -188,7 +188,7 @@ type fieldDoc struct {
 	refers    string // the name of a type in the same package, if any
 }
 
-// fields returns the fields of a struct, with those of inlined structs.
+// fields returns the fields of a struct, including the fields of inlined structs.
 func (s *source) fields(typeName string) ([]fieldDoc, error) {
 	t, ok := s.types[typeName]
 	if !ok {
@@ -279,12 +279,12 @@ var (
 	predicate = regexp.MustCompile(`(?s)^(means\s+that\s+|is\s+|lists\s+|holds\s+)?(.+)$`)
 	// verb matches a verb in the third person singular at the beginning of a text.
 	verb = regexp.MustCompile(`^[a-z]+s\s`)
-	// secondClause matches a sentence whose second clause needs the verb "means", which pages omit.
+	// secondClause matches a sentence with a second clause that needs the verb "means", which pages omit.
 	secondClause = regexp.MustCompile(`\b(and|or)\s+that\b`)
 )
 
 // splitComment splits a comment of the form "Name (remark) is text" into the remark and the text. The remark is
-// optional. The text does not repeat the name, which may be the Go name or the name that users see, nor the verbs "is",
+// optional. The text repeats neither the name, which may be the Go name or the name that users see, nor the verbs "is",
 // "lists", "holds", and "means that". A comment of another form is an error, because its text would not be a sentence.
 func splitComment(doc string, names ...string) (remark, text string, err error) {
 	if doc == "" {

@@ -48,7 +48,7 @@ func valuesPage(root string) (string, error) {
 	return m.String(), err
 }
 
-// values lists the values of a mapping, and those of the mappings in it.
+// values lists the values of a mapping, including nested mappings.
 func (m *markdown) values(mapping *yaml.Node, s schema, prefix string) error {
 	for i := 0; i+1 < len(mapping.Content); i += 2 {
 		key, value := mapping.Content[i], mapping.Content[i+1]
