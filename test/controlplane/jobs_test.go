@@ -569,7 +569,7 @@ func TestJobClaims_deniedAtCreation(t *testing.T) {
 	}
 }
 
-// A thief of a pod author's rights cannot join a pod to a Job that it does not belong to, or skip admission.
+// A user who may create pods cannot join a pod to a Job that the pod does not belong to, or skip admission.
 func TestJobClaims_refusesPodsWithoutAJob(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)
