@@ -75,7 +75,7 @@ func TestPrepare_countsAttachedSharesWithoutClaimRecord(t *testing.T) {
 			if err := damage(filepath.Join(p.options.PluginDir, "claims", string(damaged.UID)+".json")); err != nil {
 				t.Fatal(err)
 			}
-			const want = "NIC nic0 has 990M bit/s to grant, of which 500M are granted to other claims on this node"
+			const want = "NIC nic0 has 990M bit/s to grant, and 500M are granted to other claims on this node"
 			if _, err := p.prepare(p.claim("large", "600M", "")); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("prepare a claim that does not fit next to the damaged one: got error %v, want %q", err, want)
 			}
@@ -90,7 +90,7 @@ func TestPrepare_refusesGrantBeyondCapacity(t *testing.T) {
 	if _, err := p.prepare(p.claim("b", "100M", "")); err == nil ||
 		!strings.Contains(
 			err.Error(),
-			"bandwidth 100M: NIC nic0 has 990M bit/s to grant, of which 900M are granted to other claims on this node",
+			"bandwidth 100M: NIC nic0 has 990M bit/s to grant, and 900M are granted to other claims on this node",
 		) {
 		t.Errorf("got %v", err)
 	}

@@ -91,14 +91,14 @@ func (f *flags) addGeneral(p *pflag.FlagSet) {
 // addFeatures adds the flags of optional features.
 func (f *flags) addFeatures(p *pflag.FlagSet) {
 	p.DurationVar(&f.AddressQuarantine, "address-quarantine", 5*time.Minute,
-		"time from the loss of a node to the return of its addresses to their AddressPools")
+		"time from the loss of a node until its addresses return to their AddressPools")
 	p.BoolVar(&f.JobClaims, "job-claims", false,
-		"generate claims for Jobs whose pod templates have the annotation scheduling.dra-shared.dev/job-claims")
+		"generate claims for Jobs with the annotation scheduling.dra-shared.dev/job-claims on their pod template")
 	p.BoolVar(&f.ReplicaClaims, "replica-claims", false,
-		"generate claims for the replicas of StatefulSets and LeaderWorkerSets whose pod templates have the annotation "+
-			"scheduling.dra-shared.dev/replica-claims")
+		"generate claims for the replicas of StatefulSets and LeaderWorkerSets with the annotation "+
+			"scheduling.dra-shared.dev/replica-claims on their pod templates")
 	p.BoolVar(&f.Kueue, "kueue", false,
-		"deny workloads of Kueue whose pods share claims that it would charge wrongly or never admit")
+		"deny Kueue workloads with shared claims that Kueue would charge wrongly, or with pods that it would never admit")
 	p.StringSliceVar(&f.KueueDeviceClasses, "kueue-device-classes", nil,
 		"DeviceClasses that Kueue charges by its deviceClassMappings, separated by commas")
 	p.BoolVar(&f.EndpointSlices, "endpoint-slices", false,
@@ -113,10 +113,10 @@ func (f *flags) addWebhook(p *pflag.FlagSet) {
 	p.StringVar(&f.Webhook.Service, "webhook-service", "dra-shared-controller",
 		"name of the Service through which the API server calls the webhooks")
 	p.StringVar(&f.Webhook.Configuration, "webhook-configuration", "dra-shared-controller",
-		"name of the MutatingWebhookConfiguration and of the ValidatingWebhookConfiguration "+
-			"to which the controller adds its certificate authority")
+		"name of the MutatingWebhookConfiguration and the ValidatingWebhookConfiguration; the controller adds its "+
+			"certificate authority to both")
 	p.StringVar(&f.Webhook.Secret, "webhook-secret", "dra-shared-controller-ca",
-		"name of the Secret in which the controller keeps and rotates its certificate authority")
+		"name of the Secret with the certificate authority, which the controller keeps and rotates")
 	p.StringVar(&f.Webhook.Directory, "webhook-certificates", "",
 		"directory with tls.crt and tls.key if another component, such as cert-manager, issues them; "+
 			"if empty, the controller issues its own")

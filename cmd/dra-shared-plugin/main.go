@@ -105,7 +105,7 @@ func (f *flags) add(p *pflag.FlagSet) {
 			"DHCP servers (dra-shared-hook open-namespaces); if empty, claims cannot lease addresses")
 	p.BoolVar(&f.pprof, "pprof", false, "also serve Go's profiles at /debug/pprof, without authentication")
 	p.DurationVar(&f.OrphanGrace, "orphan-grace", time.Minute,
-		"time for which an object must have been an orphan before the plugin removes it")
+		"grace period after which the plugin removes an orphaned object")
 }
 
 // addNodePaths defines the flags for directories of the node.

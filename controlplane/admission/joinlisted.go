@@ -133,7 +133,7 @@ func (p *Pods) jobOf(ctx context.Context, pod *corev1.Pod, value string) (*claim
 	listed := job.Spec.Template.Annotations[scheduling.JobClaimsAnnotation]
 	if !sameClaims(scheduling.JobClaimsAnnotation, listed, value) {
 		return nil, denied(reasonAnnotationDiffers,
-			"metadata.annotations[%q]: differs from that of Job %q, which owns the pod: "+
+			"metadata.annotations[%q]: differs from the one of Job %q, which owns the pod: "+
 				"only the Job controller creates pods of a Job", scheduling.JobClaimsAnnotation, controller.Name)
 	}
 	entries, err := podgroups.JobClaims(&job.Spec.Template)

@@ -34,7 +34,7 @@ func (p *Pods) replicaOf(ctx context.Context, pod *corev1.Pod, value string) (*c
 	if leader := metav1.GetControllerOfNoCopy(&set); leader != nil && leader.Kind == "Pod" {
 		if !strings.HasPrefix(pod.Name, leader.Name+"-") {
 			return nil, deniedReplica(reasonOwner,
-				"the name of the pod must begin with that of its leader, Pod %q", leader.Name)
+				"the name of the pod must begin with the name of its leader, Pod %q", leader.Name)
 		}
 		leaders, err := p.leadersOf(ctx, pod.Namespace, leader)
 		if err != nil {
@@ -45,13 +45,13 @@ func (p *Pods) replicaOf(ctx context.Context, pod *corev1.Pod, value string) (*c
 	replica, ok := podgroups.ReplicaOfPod(set.Name, member)
 	if !ok {
 		return nil, deniedReplica(reasonOwner,
-			"the name of Pod %q does not consist of that of StatefulSet %q and an ordinal",
+			"the name of Pod %q does not consist of the name of StatefulSet %q and an ordinal",
 			member, set.Name)
 	}
 	listed := set.Spec.Template.Annotations[scheduling.ReplicaClaimsAnnotation]
 	if !sameClaims(scheduling.ReplicaClaimsAnnotation, listed, value) {
 		return nil, deniedReplica(reasonAnnotationDiffers,
-			"differs from that of StatefulSet %q: the templates of the leader and of the workers of a "+
+			"differs from the one of StatefulSet %q: the templates of the leader and of the workers of a "+
 				"LeaderWorkerSet must have the same annotation", set.Name)
 	}
 	entries, err := podgroups.ReplicaClaims(&set.Spec.Template)

@@ -53,7 +53,7 @@ func (w *workloadObject) checkLeader() error {
 		return nil
 	}
 	return denied(reasonAnnotationDiffers,
-		"%s: differs from that of leaderTemplate: the leader and the workers of a replica share its claims; "+
+		"%s: differs from the one of leaderTemplate: the leader and the workers of a replica share its claims; "+
 			"use the same annotation in both templates, and list the containers that get a reference in containers",
 		w.annotationPath(field.NewPath("spec", "leaderWorkerTemplate", "workerTemplate")))
 }
@@ -64,10 +64,10 @@ func (w *workloadObject) checkRelease(old *workloadObject) error {
 	if len(w.templates()) == 0 || metav1.GetControllerOfNoCopy(&w.Metadata) != nil {
 		return nil
 	}
-	advice := "those of a Job are released when it is suspended, and deleted when it ends: remove the annotation; " +
+	advice := "the claims of a Job are released when it is suspended, and deleted when it ends: remove the annotation; " +
 		"deletionPolicy: OnDeletion of an element keeps its claim until the Job is deleted"
 	if w.annotation == scheduling.ReplicaClaimsAnnotation {
-		advice = "those of a replica stay until it is scaled away: remove the annotation"
+		advice = "the claims of a replica stay until it is scaled away: remove the annotation"
 	}
 	before, after := old.releases(), w.releases()
 	for _, path := range slices.Sorted(maps.Keys(after)) {

@@ -407,7 +407,7 @@ func TestPods_deniesPodsOfOtherOwners(t *testing.T) {
 	for name, tc := range map[string]struct{ pod, want string }{
 		"no Job":          {strings.Replace(valid, "kind: Job", "kind: ReplicaSet", 1), "only pods of Jobs share claims"},
 		"a former Job":    {strings.Replace(valid, `uid: "9"`, `uid: "8"`, 1), "no longer exists"},
-		"another value":   {strings.Replace(valid, "name: net", "name: ten", 1), `differs from that of Job "train"`},
+		"another value":   {strings.Replace(valid, "name: net", "name: ten", 1), `differs from the one of Job "train"`},
 		"in a PodGroup":   {inGroup, "the pod is in a PodGroup as well"},
 		"in a PodGroup 2": {podOfJob(t, "", ", schedulingGroup: {podGroupName: group}"), "the pod is in a PodGroup as well"},
 	} {

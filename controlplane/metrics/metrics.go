@@ -35,9 +35,9 @@ const collectTimeout = 5 * time.Second
 
 var (
 	modeDesc = prometheus.NewDesc("dra_shared_mode_info",
-		"1 for the mode in which the controller runs.", []string{"mode"}, nil)
+		"1 for the controller's mode.", []string{"mode"}, nil)
 	versionsDesc = prometheus.NewDesc("dra_shared_kubernetes_podgroups_info",
-		"1 for each version in which the API server had PodGroups of Kubernetes when the controller started.",
+		"1 for each API version of Kubernetes' PodGroups that the API server served when the controller started.",
 		[]string{"version"}, nil)
 	groupsDesc = prometheus.NewDesc("dra_shared_podgroups",
 		"PodGroups, by the reason of their first condition that is not True, or Held; Pending before they have conditions.",
@@ -47,7 +47,7 @@ var (
 	unusedDesc = prometheus.NewDesc("dra_shared_unused_held_claims",
 		"Allocated claims that a PodGroup, a Job, a replica, or another object holds and no pod uses.", nil, nil)
 	unusedAgeDesc = prometheus.NewDesc("dra_shared_unused_held_claims_age_seconds",
-		"Time in seconds for which the oldest unused held claim has been unused, measured since this replica became the "+
+		"Time in seconds since the oldest unused held claim was last used, measured since this replica became the "+
 			"leading one.", nil, nil)
 	reservedForDesc = prometheus.NewDesc("dra_shared_reserved_for_claims",
 		"Claims with the annotation reserved-for, by the reason of their condition or annotation Held, or Pending.",

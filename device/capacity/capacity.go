@@ -64,7 +64,7 @@ func Admit(
 		sum := taken.DeepCopy()
 		sum.Add(q)
 		if sum.Cmp(limit) > 0 {
-			return fmt.Errorf("%s %s: device %s has %s, of which %s are granted to other shares on this node",
+			return fmt.Errorf("%s %s: device %s has %s, and %s are granted to other shares on this node",
 				name, q.String(), device, limit.String(), taken.String())
 		}
 	}

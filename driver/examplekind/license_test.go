@@ -306,7 +306,7 @@ func TestKind_lifecycleOfClaims(t *testing.T) {
 	n.mustPrepare(four)
 	n.mustPrepare(six)
 	err := n.prepare(one)
-	if want := "device cad has 10, of which 10 are granted"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "device cad has 10, and 10 are granted"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("prepare a share of a license without free seats: got error %v, want %q", err, want)
 	}
 	specs := n.files(ownSpecs)

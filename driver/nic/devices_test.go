@@ -261,7 +261,7 @@ func TestAdmit(t *testing.T) {
 	}{
 		{"exactly the remaining bandwidth", share("a", "490M"), []*record.Share{new(share("b", "500M"))}, ""},
 		{"one bit more", share("a", "490000001"), []*record.Share{new(share("b", "500M"))},
-			"bandwidth 490000001: NIC nic0 has 990M bit/s to grant, of which 500M are granted to other claims on this node"},
+			"bandwidth 490000001: NIC nic0 has 990M bit/s to grant, and 500M are granted to other claims on this node"},
 		{"a share too many", share("a", "10M"),
 			[]*record.Share{new(share("b", "10M")), new(share("c", "10M")), new(share("d", "10M"))},
 			"shares: NIC nic0 already has 3 shares, its limit"},

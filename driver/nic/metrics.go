@@ -65,7 +65,7 @@ var (
 	descCheck = prometheus.NewDesc(
 		"dra_shared_kernel_check",
 		"1 if the node's kernel passed a check, 0 if not: NetnsCookie, NetnsCookieOfSocket, and MAC are ways to identify "+
-			"the sender of a frame, of which the plugin uses the first that passed; ForwardedByRoute recognizes frames that "+
+			"a frame's sender, and the plugin uses the first that passed; ForwardedByRoute recognizes frames that "+
 			"the node forwards; ARPSender finds the sender of ARP; SenderLists hides senders from links that list them; "+
 			"TCX runs the classifier before the programs of other owners.",
 		[]string{"check"},

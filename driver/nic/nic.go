@@ -548,7 +548,7 @@ func (k *Kind) Admit(share record.Share, others []*record.Share) error {
 			"bandwidth %s: NIC %s has %s bit/s to grant, less than the %s that are already granted: has its link become slower?",
 			formatRate(grant), share.Device, formatRate(total), formatRate(granted))
 	case granted+grant > total:
-		return fmt.Errorf("bandwidth %s: NIC %s has %s bit/s to grant, of which %s are granted to other claims on this node",
+		return fmt.Errorf("bandwidth %s: NIC %s has %s bit/s to grant, and %s are granted to other claims on this node",
 			formatRate(grant), share.Device, formatRate(total), formatRate(granted))
 	}
 	if limit := uint64(*d.network.Shares); shares >= limit {

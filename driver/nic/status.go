@@ -324,7 +324,7 @@ func rateProblem(
 	}
 	if grant, err := grantOf(share); err == nil && want.Floor < grant {
 		return params.ReasonLinkTooSlow, fmt.Sprintf(
-			"granted %s bit/s, of which %s are guaranteed: NIC %s has %s bit/s to grant, and %s are granted",
+			"granted %s bit/s, with %s guaranteed: NIC %s has %s bit/s to grant, and %s are granted",
 			formatRate(grant), formatRate(want.Floor), d.name, formatRate(d.bandwidth()), formatRate(d.granted))
 	}
 	return "", ""

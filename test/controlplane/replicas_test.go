@@ -243,7 +243,7 @@ func TestLWS_deniedAtAdmission(t *testing.T) {
 	e.startController(t, nil)
 	e.startLWS(t)
 	err := e.client.Create(t.Context(), leaderWorkerSet(t, "default", 1, "["+inlineFabric+"]"), client.DryRunAll)
-	if want := "differs from that of leaderTemplate"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "differs from the one of leaderTemplate"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("different annotations: got error %v, want %q", err, want)
 	}
 	author := e.clientOf(t, lwsController.user())

@@ -98,7 +98,7 @@ func TestPlugin_forceDeletedPodKeepsItsGrant(t *testing.T) {
 	e.deleteClaim("first")
 	second := bigClaim("second")
 	e.mustFail("prepare a claim to the bandwidth of a running pod",
-		"of which 6G are granted to other claims on this node", e.prepare(ctx, second))
+		"and 6G are granted to other claims on this node", e.prepare(ctx, second))
 	same := newClaim("same")
 	same.Status.Allocation.Devices.Results[0].ShareID = first.Status.Allocation.Devices.Results[0].ShareID
 	e.addClaim(same)
