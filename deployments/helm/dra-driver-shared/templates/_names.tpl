@@ -1,7 +1,7 @@
 {{/*
-The labels of all objects, as YAML. All objects use them, so this is also the place to fail on a release name that would
-produce invalid names: the Job of the uninstall check can have at most 63 characters, and the API server would reject it
-only during helm uninstall. The name of a Service must start with a letter and must not have dots.
+The labels of all objects, as YAML. Because all objects use them, this template also fails on a release name that would
+produce invalid names: the uninstall check's Job name can have at most 63 characters, and the API server would reject a
+longer name only during helm uninstall. A Service's name must start with a letter and must not contain dots.
 */}}
 {{- define "dra-driver-shared.labels" -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]{0,45}[a-z0-9])?$" .Release.Name) -}}
@@ -16,8 +16,8 @@ only during helm uninstall. The name of a Service must start with a letter and m
 {{- end -}}
 
 {{/*
-The labels of a pod, from the root, its component, and its own labels. Selectors have only three of them, because those
-of a DaemonSet and of a Deployment cannot change.
+A pod's labels, from the root, its component, and its own labels. Selectors use only three of them, because the
+selectors of a DaemonSet and a Deployment cannot change.
 */}}
 {{- define "dra-driver-shared.podLabels" -}}
 {{- $root := index . 0 -}}
@@ -26,7 +26,7 @@ of a DaemonSet and of a Deployment cannot change.
 {{- toYaml (merge $labels (pick $common "app.kubernetes.io/name" "app.kubernetes.io/instance") (index . 2 | default dict) $common) -}}
 {{- end -}}
 
-{{/* The nodes of a pod: the image has only programs for Linux. */}}
+{{/* A pod's nodes: the image contains only Linux programs. */}}
 {{- define "dra-driver-shared.nodeSelector" -}}
 {{- toYaml (merge (dict "kubernetes.io/os" "linux") (. | default dict)) -}}
 {{- end -}}
@@ -47,18 +47,18 @@ app.kubernetes.io/component: controller
   annotations:
     helm.sh/hook: pre-delete
     helm.sh/hook-weight: {{ . | quote }}
-    # A failed Job stays until the next attempt, so that its message can be read.
+    # A failed Job stays until the next attempt, to keep its message readable.
     helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
     helm.sh/hook-output-log-policy: hook-failed
 {{- end }}
 
-{{- /* CEL: the request asks for more than zero groups, under either name of the capacity, or has no number. */}}
+{{- /* CEL: the request asks for more than zero groups, under either of the capacity's names, or does not have a number. */}}
 {{- define "dra-driver-shared.asksForGroups" -}}
 {{- $request := index . 0 -}}
 ["groups", {{ printf "%s/groups" (index . 1) | quote }}].all(name, !{{ $request }}.?capacity.?requests[?name].hasValue() || quantity(string({{ $request }}.?capacity.?requests[?name].value())).isGreaterThan(quantity("0")))
 {{- end -}}
 
-{{/* The references to Secrets with credentials for the image, from a list of names. */}}
+{{/* References to Secrets with image credentials, from a list of names. */}}
 {{- define "dra-driver-shared.pullSecrets" -}}
 {{- range $i, $name := . }}
 {{- if $i }}
@@ -68,9 +68,9 @@ app.kubernetes.io/component: controller
 {{- end }}
 
 {{/*
-The configuration of the driver. It is an annotation of the pods, and not a ConfigMap, so that each
-revision has its own: while a rollout stops, because of a wrong configuration, the pods of the former revision restart
-with the former configuration.
+The driver's configuration. It is an annotation of the pods, and not a ConfigMap, because each revision then has its own
+configuration. If a wrong configuration stops a rollout, the previous revision's pods restart with the previous
+configuration.
 */}}
 {{- define "dra-driver-shared.configAnnotation" -}}
 dra-shared.dev/config: |
