@@ -52,7 +52,7 @@ app.kubernetes.io/component: controller
     helm.sh/hook-output-log-policy: hook-failed
 {{- end }}
 
-{{- /* CEL: the request asks for more than zero groups, under either of the capacity's names, or does not have a number. */}}
+{{- /* CEL: the request asks for more than zero groups, under either of the capacity's names, or without a number. */}}
 {{- define "dra-driver-shared.asksForGroups" -}}
 {{- $request := index . 0 -}}
 ["groups", {{ printf "%s/groups" (index . 1) | quote }}].all(name, !{{ $request }}.?capacity.?requests[?name].hasValue() || quantity(string({{ $request }}.?capacity.?requests[?name].value())).isGreaterThan(quantity("0")))
