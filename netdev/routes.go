@@ -38,20 +38,30 @@ func (n *Node) keepRoutes(m managedNIC) error {
 		return err
 	}
 	below := newTopology(links).belowVLANs(m.Index)
-	err = classify.KeepRoutes(m.Index, m.trees.Class(0))
-	for i := 0; err == nil && i < len(below); i++ {
-		feature := toggledFeatureOfVLAN
-		if below[i] == m.Index {
-			feature = toggledFeature
-		}
-		err = toggleFeature(below[i], feature)
-	}
+	err = keepRoutesThrough(m, below)
 	switch {
 	case err == nil:
 		n.keepingRoutes[m.Index] = true
 	case len(below) > 0:
 		return fmt.Errorf("VLANs of the node on %s would lose their frames: %w: remove the VLANs, share another NIC, "+
 			"or set enforcement None for its network", m.Name, err)
+	}
+	return nil
+}
+
+// keepRoutesThrough makes a NIC need routes, and announces that to the VLANs on the links below.
+func keepRoutesThrough(m managedNIC, below []int) error {
+	if err := classify.KeepRoutes(m.Index, m.trees.Class(0)); err != nil {
+		return err
+	}
+	for _, link := range below {
+		feature := toggledFeatureOfVLAN
+		if link == m.Index {
+			feature = toggledFeature
+		}
+		if err := toggleFeature(link, feature); err != nil {
+			return err
+		}
 	}
 	return nil
 }
