@@ -8,9 +8,6 @@ import (
 	"fmt"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
@@ -26,7 +23,7 @@ func (d *Driver) admit(ctx context.Context, recorded *record.Claim, shares []sha
 		return err
 	}
 	defer release()
-	others, err := d.sharesOfOtherClaims(ctx, recorded.UID, shares)
+	others, err := d.records.sharesOfOtherClaims(ctx, recorded.UID, shares)
 	if err != nil {
 		return err
 	}
@@ -37,64 +34,18 @@ func (d *Driver) admit(ctx context.Context, recorded *record.Claim, shares []sha
 			if err := admitShare(*s, others[device]); err != nil {
 				return shareError(s.Share, err)
 			}
-			s.Number = d.numberOf(recorded.UID, s.Share, others[device])
+			s.Number = d.records.numberOf(recorded.UID, s.Share, others[device])
 			others[device] = append(others[device], &s.Share)
 		}
 		recorded.Shares = append(recorded.Shares, s.Share)
 	}
-	return d.claims.Put(recorded)
+	return d.records.claims.Put(recorded)
 }
 
 // deviceKey identifies a device.
 type deviceKey struct{ pool, device string }
 
 func deviceOf(s record.Share) deviceKey { return deviceKey{s.Pool, s.Device} }
-
-// sharesOfOtherClaims returns the shares that claims other than uid hold on the same devices. If a claim's record is
-// lost or unreadable, the shares attached to its pods count. It returns an error if records cannot be listed, because
-// any other claim may then have shares.
-func (d *Driver) sharesOfOtherClaims(
-	ctx context.Context, uid types.UID, shares []share,
-) (map[deviceKey][]*record.Share, error) {
-	others := map[deviceKey][]*record.Share{}
-	for _, s := range shares {
-		others[deviceOf(s.Share)] = nil
-	}
-	add := func(s *record.Share) {
-		device := deviceOf(*s)
-		if on, wanted := others[device]; wanted && !s.AdminAccess {
-			others[device] = append(on, s)
-		}
-	}
-	claims, err := d.claims.List()
-	if err = withoutUnreadable(ctx, err); err != nil {
-		return nil, err
-	}
-	counted := make(map[types.UID]bool, len(claims)+1)
-	counted[uid] = true
-	for _, c := range claims {
-		if c.UID == uid {
-			continue
-		}
-		counted[c.UID] = true
-		for i := range c.Shares {
-			add(&c.Shares[i])
-		}
-	}
-	added := map[string]bool{} // several pods may have the same share
-	attached, err := d.attachments.Select(func(r *attach.Record) bool { return !counted[types.UID(r.ClaimUID)] })
-	if err = withoutUnreadable(ctx, err); err != nil {
-		return nil, err
-	}
-	for _, r := range attached {
-		if !added[r.Share] {
-			added[r.Share] = true
-			s := d.shareInRecord(r)
-			add(&s)
-		}
-	}
-	return others, nil
-}
 
 // admitShare checks a share against the other shares of its device.
 func admitShare(s share, others []*record.Share) error {
@@ -113,19 +64,6 @@ func admitShare(s share, others []*record.Share) error {
 		}
 	}
 	return s.kind.Admit(s.Share, others)
-}
-
-// numberOf returns the number that the share's attachments already have, if there
-// are any, because the claim's record may have been lost. Otherwise it returns a
-// free number.
-func (d *Driver) numberOf(uid types.UID, s record.Share, others []*record.Share) uint16 {
-	attached, _ := d.attachments.OfClaim(string(uid)) // unreadable records contain no number
-	for _, a := range attached {
-		if a.Share == s.Name {
-			return a.Number
-		}
-	}
-	return freeNumber(others)
 }
 
 // freeNumber returns the lowest number that none of the other shares has.

@@ -111,7 +111,7 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) 
 	// The metadata is written before the record: once the record exists, the
 	// hook no longer calls the plugin for this sandbox.
 	d.updateMetadata(ctx, types.UID(r.ClaimUID), s, &pendingAttachment{recorded, attached})
-	if err := d.attachments.Write(recorded); err != nil {
+	if err := d.records.attachments.Write(recorded); err != nil {
 		return errors.Join(fmt.Errorf("write attachment record: %w", err), d.detach(ctx, s, recorded))
 	}
 	d.detachFormer(attached.Namespace)
@@ -143,9 +143,9 @@ func (d *Driver) reserve(
 	if !ok {
 		return nil, nil
 	}
-	err = reserver.Reserve(ctx, s.Share, r, *sandbox, d.records(), func(reserved Attached) error {
+	err = reserver.Reserve(ctx, s.Share, r, *sandbox, d.records, func(reserved Attached) error {
 		record := newAttachment(s, r, reserved)
-		if err := d.attachments.Write(record); err != nil {
+		if err := d.records.attachments.Write(record); err != nil {
 			return fmt.Errorf("write attachment record: %w", err)
 		}
 		recorded, sandbox.Reserved = &record, reserved.Payload
@@ -160,7 +160,7 @@ var errNotPrepared = errors.New("the claim is not prepared on this node")
 // preparedShare returns the share that the hook names. Only prepared shares can
 // be attached.
 func (d *Driver) preparedShare(r attach.Request) (share, error) {
-	claim, err := d.preparedClaim(types.UID(r.ClaimUID))
+	claim, err := d.records.preparedClaim(types.UID(r.ClaimUID))
 	if err != nil {
 		return share{}, err
 	}
@@ -171,7 +171,7 @@ func (d *Driver) preparedShare(r attach.Request) (share, error) {
 	if !ok {
 		return share{}, fmt.Errorf("claim %s/%s has no share %s", claim.Namespace, claim.Name, r.Share)
 	}
-	return d.resolve(s), nil
+	return d.kinds.resolve(s), nil
 }
 
 // detachEndedAndList detaches a share's attachments in sandboxes that have ended, because the event may not have
@@ -182,7 +182,7 @@ func (d *Driver) detachEndedAndList(
 	r attach.Request,
 	sandbox Sandbox,
 ) (live []attach.Record, err error) {
-	for _, a := range d.attachmentsOf(ctx, types.UID(r.ClaimUID), s.Name) {
+	for _, a := range d.records.attachmentsOf(ctx, types.UID(r.ClaimUID), s.Name) {
 		if !isInEndedSandbox(ctx, s, a, r.Pod, sandbox) {
 			live = append(live, a)
 			continue

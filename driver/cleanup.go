@@ -26,7 +26,7 @@ import (
 func (d *Driver) cleanup(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	claims, err := filepath.Glob(filepath.Join(record.Dir(d.options.PluginDir), "*.json"))
-	attached, listErr := d.attachments.List()
+	attached, listErr := d.records.attachments.List()
 	if err = errors.Join(err, listErr); err != nil {
 		logger.Error(err, "Cannot determine whether claims are still prepared; skipping cleanup")
 		return
@@ -51,7 +51,7 @@ func (d *Driver) cleanup(ctx context.Context) {
 }
 
 func (d *Driver) cleanupKinds(ctx context.Context) (failed error) {
-	for _, cleaner := range kindsOf[Cleaner](d) {
+	for _, cleaner := range kindsOf[Cleaner](d.kinds) {
 		failed = errors.Join(failed, cleaner.Cleanup(ctx))
 	}
 	return failed

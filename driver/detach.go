@@ -48,7 +48,7 @@ func (d *Driver) detach(ctx context.Context, s share, r attach.Record) error {
 
 // removeAttachment removes the record of an attachment that no longer exists.
 func (d *Driver) removeAttachment(s share, r attach.Record) error {
-	if err := d.attachments.Remove(r); err != nil {
+	if err := d.records.attachments.Remove(r); err != nil {
 		return err
 	}
 	if reserver, ok := s.attacher.(Reserver); ok {

@@ -74,11 +74,11 @@ import (
 // Driver implements kubeletplugin.DRAPlugin and attach.Handler. It is safe for
 // concurrent use.
 type Driver struct {
-	options     Options
-	claims      *record.Store
-	attachments *attach.Records
-	specs       *cdi.Specs
-	status      *reporter
+	options Options
+	kinds   kinds
+	records *nodeRecords
+	specs   *cdi.Specs
+	status  *reporter
 
 	// locks serializes the steps of one claim, across both plugins of a rolling
 	// update. Lock order: a claim's lock before admissionLock, metadataDir, and the
@@ -150,10 +150,15 @@ func New(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
+	kinds := kinds{all: o.Kinds, node: o.NodeName}
 	d := &Driver{
-		options:     o,
-		claims:      claims,
-		attachments: attach.OpenRecords(o.RunDir, bootID, o.Failpoints),
+		options: o,
+		kinds:   kinds,
+		records: &nodeRecords{
+			claims:      claims,
+			attachments: attach.OpenRecords(o.RunDir, bootID, o.Failpoints),
+			kinds:       kinds,
+		},
 		specs:       specs,
 		locks:       locks,
 		refresh:     make(chan struct{}, 1),
@@ -240,8 +245,8 @@ func (d *Driver) shutdown(ctx context.Context, group *sync.WaitGroup) error {
 
 // prepareToServe makes the records, devices, and attachments agree before the driver serves any request.
 func (d *Driver) prepareToServe(ctx context.Context) error {
-	d.renameCorrupt(ctx)
-	d.removeRecordsOfOtherBoots(ctx)
+	d.records.renameCorrupt(ctx)
+	d.records.removeRecordsOfOtherBoots(ctx)
 	if _, err := d.refreshKinds(ctx); err != nil { // all devices are new, and restore follows
 		return err
 	}
@@ -257,9 +262,9 @@ const recoverTimeout = 10 * time.Second
 // another node has assigned. If a kind cannot find out because the API server is unavailable, its attachments stay
 // unchanged; MaintainReservations finds the losses later.
 func (d *Driver) recoverReservations(ctx context.Context) {
-	for k, reserver := range kindsOf[Reserver](d) {
+	for k, reserver := range kindsOf[Reserver](d.kinds) {
 		limited, cancel := context.WithTimeout(ctx, recoverTimeout)
-		change, err := reserver.RecoverReservations(limited, d.records())
+		change, err := reserver.RecoverReservations(limited, d.records)
 		cancel()
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Failed to find attachments that have lost reservations; retrying later",
@@ -279,7 +284,7 @@ func (d *Driver) startServices(ctx context.Context, group *sync.WaitGroup) error
 	}
 	d.serve(ctx, group, "hooks", hooks.Serve)
 	d.serve(ctx, group, "watch of the hook", d.watchHook)
-	for k, watcher := range kindsOf[Watcher](d) {
+	for k, watcher := range kindsOf[Watcher](d.kinds) {
 		d.serve(ctx, group, "watch "+k.Name(), func(ctx context.Context) error { return d.watch(ctx, watcher) })
 	}
 	return nil
@@ -301,10 +306,10 @@ func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup) {
 	group.Go(func() { d.resync(ctx) })
 	group.Go(func() { d.detachEndedSandboxes(ctx) })
 	group.Go(func() { d.restoreMetadata(ctx) })
-	for _, reserver := range kindsOf[Reserver](d) {
-		group.Go(func() { reserver.MaintainReservations(ctx, d.records()) })
+	for _, reserver := range kindsOf[Reserver](d.kinds) {
+		group.Go(func() { reserver.MaintainReservations(ctx, d.records) })
 	}
-	for k, renewer := range kindsOf[Renewer](d) {
+	for k, renewer := range kindsOf[Renewer](d.kinds) {
 		group.Go(func() { renewer.Renew(ctx, attachmentsOfKind{driver: d, kind: k.Name()}) })
 	}
 	group.Go(func() { d.publish(ctx) })

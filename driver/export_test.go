@@ -22,7 +22,7 @@ func (d *Driver) ExpireStatusAtOnce() {
 
 // RoundsDue returns in how many of statusRounds rounds the status of a claim is read.
 func (d *Driver) RoundsDue(uid types.UID) (due int, err error) {
-	claim, err := d.claims.Get(uid)
+	claim, err := d.records.claims.Get(uid)
 	if err != nil {
 		return 0, err
 	}

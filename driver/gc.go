@@ -61,7 +61,7 @@ func (gc *garbageCollector) collect(ctx context.Context) error {
 	if !gc.driver.handover.isNewest() {
 		return nil
 	}
-	gc.driver.renameCorrupt(ctx)
+	gc.driver.records.renameCorrupt(ctx)
 	defer gc.grace.endRound()
 	var err error
 	for _, find := range []func(context.Context) ([]Orphan, error){
@@ -102,16 +102,16 @@ const unattachedGrace = 6 * time.Hour
 // force-deleted pod keeps running for a while and uses its grant.
 func (gc *garbageCollector) claimRecords(ctx context.Context) (orphans []Orphan, failed error) {
 	d := gc.driver
-	claims, err := d.claims.List()
+	claims, err := d.records.claims.List()
 	if err != nil && !errors.Is(err, record.ErrNewer) {
 		failed = err
 	}
-	attached, _ := d.attachments.List() // removeClaim reads the claim's own again
+	attached, _ := d.records.attachments.List() // removeClaim reads the claim's own again
 	inUse := map[types.UID]bool{}
 	for _, a := range attached {
 		inUse[types.UID(a.ClaimUID)] = true
 	}
-	unreadable, unreadableErr := d.attachments.Unreadable()
+	unreadable, unreadableErr := d.records.attachments.Unreadable()
 	failed = errors.Join(failed, unreadableErr)
 	for _, uid := range unreadable {
 		inUse[types.UID(uid)] = true
@@ -139,9 +139,9 @@ func (gc *garbageCollector) claimRecords(ctx context.Context) (orphans []Orphan,
 // graceOf returns the grace period of a claim record without attachments. 0 means Options.OrphanGrace. A pod can use
 // the claim only if it was prepared since the node booted.
 func (gc *garbageCollector) graceOf(recorded *record.Claim) time.Duration {
-	mayRun := recorded.Phase == record.Prepared && gc.driver.claims.Current(recorded)
+	mayRun := recorded.Phase == record.Prepared && gc.driver.records.claims.Current(recorded)
 	isUnattached := func(s share) bool { return s.attacher == nil }
-	if mayRun && slices.ContainsFunc(gc.driver.resolveAll(recorded.Shares), isUnattached) {
+	if mayRun && slices.ContainsFunc(gc.driver.kinds.resolveAll(recorded.Shares), isUnattached) {
 		return unattachedGrace
 	}
 	return 0
@@ -167,11 +167,11 @@ func (d *Driver) isAllocated(claim *resourceapi.ResourceClaim, shares []record.S
 func (gc *garbageCollector) removeClaim(ctx context.Context, uid types.UID) error {
 	d := gc.driver
 	return d.withClaim(ctx, uid, func(ctx context.Context) error {
-		recorded, err := d.claims.Get(uid)
+		recorded, err := d.records.claims.Get(uid)
 		if err != nil || recorded == nil {
 			return err
 		}
-		if attached, err := d.attachments.OfClaim(string(uid)); err != nil || len(attached) > 0 {
+		if attached, err := d.records.attachments.OfClaim(string(uid)); err != nil || len(attached) > 0 {
 			return err
 		}
 		if live, err := d.isLive(ctx, recorded); err != nil || live {
@@ -188,12 +188,12 @@ func (gc *garbageCollector) specs(context.Context) (orphans []Orphan, err error)
 	d := gc.driver
 	uids, err := d.specs.List()
 	for _, uid := range uids {
-		if d.isRecorded(uid) {
+		if d.records.isRecorded(uid) {
 			continue
 		}
 		orphans = append(orphans, Orphan{Description: "CDI spec of claim " + uid, Remove: func(ctx context.Context) error {
 			return d.withClaim(ctx, types.UID(uid), func(context.Context) error {
-				if d.isRecorded(uid) {
+				if d.records.isRecorded(uid) {
 					return nil
 				}
 				return d.specs.Remove(uid)
@@ -203,23 +203,12 @@ func (gc *garbageCollector) specs(context.Context) (orphans []Orphan, err error)
 	return orphans, err
 }
 
-// isRecorded reports whether a claim has a claim record or an attachment
-// record, readable or not.
-func (d *Driver) isRecorded(uid string) bool {
-	recorded, err := d.claims.Get(types.UID(uid))
-	if recorded != nil || err != nil {
-		return true
-	}
-	attached, err := d.attachments.OfClaim(uid)
-	return len(attached) > 0 || err != nil
-}
-
 // metadata finds the metadata files of claims that no longer exist. The helper removes
 // them only when the kubelet unprepares a claim.
 func (gc *garbageCollector) metadata(context.Context) (orphans []Orphan, failed error) {
 	d := gc.driver
 	dirs, failed := filepath.Glob(filepath.Join(d.options.PluginDir, metadataDir, "*"))
-	claims, unreadable := d.claims.List()
+	claims, unreadable := d.records.claims.List()
 	needed := map[string]bool{}
 	for _, c := range claims {
 		needed[metadataName(c)] = true
@@ -234,7 +223,7 @@ func (gc *garbageCollector) metadata(context.Context) (orphans []Orphan, failed 
 	}
 	specs, err := d.metadataSpecsLike(d.metadataSpecsPrefix() + "*")
 	for _, path := range specs {
-		if !d.isRecorded(string(d.claimOfMetadataSpec(path))) {
+		if !d.records.isRecorded(string(d.claimOfMetadataSpec(path))) {
 			orphans = append(orphans, gc.file("metadata CDI spec", path))
 		}
 	}
@@ -245,10 +234,10 @@ func (gc *garbageCollector) metadata(context.Context) (orphans []Orphan, failed 
 // is unreadable as well, the claim may still have pods: the attachment record then stays until the kubelet
 // unprepares the claim.
 func (gc *garbageCollector) corruptAttachments(context.Context) (orphans []Orphan, err error) {
-	unreadable, err := gc.driver.attachments.Unreadable()
+	unreadable, err := gc.driver.records.attachments.Unreadable()
 	for path, uid := range unreadable {
-		recorded, err := gc.driver.claims.Get(types.UID(uid))
-		if recorded == nil && err == nil && !gc.driver.claims.HasUnreadable(types.UID(uid)) {
+		recorded, err := gc.driver.records.claims.Get(types.UID(uid))
+		if recorded == nil && err == nil && !gc.driver.records.claims.HasUnreadable(types.UID(uid)) {
 			orphans = append(orphans, gc.file("attachment record", path))
 		}
 	}
@@ -340,8 +329,8 @@ func (gc *garbageCollector) kernelObjects(ctx context.Context) error {
 		return err
 	}
 	defer release()
-	claims, err := d.claims.List()
-	attached, attachedErr := d.attachments.List()
+	claims, err := d.records.claims.List()
+	attached, attachedErr := d.records.attachments.List()
 	if err = errors.Join(err, attachedErr); err != nil {
 		// A record that this plugin cannot read, such as a newer plugin's, may
 		// need any object.
@@ -355,7 +344,7 @@ func (gc *garbageCollector) kernelObjects(ctx context.Context) error {
 	}
 	d.recovered(params.DegradedNotCollected)
 	var failed error
-	for k, attacher := range kindsOf[Attacher](d) {
+	for k, attacher := range kindsOf[Attacher](d.kinds) {
 		orphans, err := attacher.Orphans(ctx, sharesOf(claims, k.Name()), attached)
 		failed = errors.Join(failed, err, gc.removeDue(ctx, orphans))
 	}

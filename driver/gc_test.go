@@ -32,7 +32,7 @@ func TestGC_keepsDevicesOfAForceDeletedPod(t *testing.T) {
 				t.Fatalf("%s: %v", when, err)
 			}
 			gc.grace.endRound()
-			claims, listErr := d.claims.List()
+			claims, listErr := d.records.claims.List()
 			var got []string
 			for _, c := range claims {
 				got = append(got, c.Name)
@@ -47,7 +47,7 @@ func TestGC_keepsDevicesOfAForceDeletedPod(t *testing.T) {
 			"not-in-a-pod": {Phase: record.Prepared, Shares: []record.Share{{Name: "n", Device: "n", Kind: "waiting"}}},
 		} {
 			claim.Namespace, claim.Name, claim.UID = "default", name, types.UID(name)
-			if err := d.claims.Put(&claim); err != nil {
+			if err := d.records.claims.Put(&claim); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -51,7 +51,7 @@ func (b *healthBoard) read() (current []Health, changed <-chan struct{}) {
 }
 
 func (d *Driver) deviceHealth() (all []Health) {
-	for _, reporter := range kindsOf[HealthReporter](d) {
+	for _, reporter := range kindsOf[HealthReporter](d.kinds) {
 		all = append(all, reporter.Health()...)
 	}
 	return all

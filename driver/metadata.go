@@ -113,9 +113,9 @@ func (d *Driver) restoreMetadata(ctx context.Context) {
 	if !d.isHelperReady() {
 		return // the endpoint does not exist yet
 	}
-	claims, _ := d.claims.List() // unreadable records are logged by restore
+	claims, _ := d.records.claims.List() // unreadable records are logged by restore
 	for _, c := range claims {
-		if c.Phase != record.Prepared || !d.claims.Current(c) || d.hasMetadata(c) {
+		if c.Phase != record.Prepared || !d.records.claims.Current(c) || d.hasMetadata(c) {
 			continue
 		}
 		if err := d.prepareThroughOwnSocket(ctx, c); err != nil && ctx.Err() == nil {
@@ -167,7 +167,7 @@ func (d *Driver) prepareThroughOwnSocket(ctx context.Context, c *record.Claim) e
 	if message := response.GetClaims()[string(c.UID)].GetError(); message != "" {
 		return fmt.Errorf("prepare the claim again: %s", message)
 	}
-	if recorded, err := d.claims.Get(c.UID); recorded != nil || err != nil {
+	if recorded, err := d.records.claims.Get(c.UID); recorded != nil || err != nil {
 		return err
 	}
 	// The claim was unprepared before the helper wrote the files.
@@ -197,7 +197,7 @@ func (d *Driver) removeMetadata(dir string) error {
 
 // isMetadataNeeded reports whether a recorded claim has its metadata in the directory, or records cannot be read.
 func (d *Driver) isMetadataNeeded(dir string) bool {
-	all, err := d.claims.List()
+	all, err := d.records.claims.List()
 	namespace, name, _ := strings.Cut(filepath.Base(dir), "_") // see metadataName; neither contains a "_"
 	return err != nil || slices.ContainsFunc(all, func(c *record.Claim) bool {
 		return c.Namespace == namespace && c.Name == name
@@ -259,7 +259,7 @@ func (d *Driver) onlyAttachmentOf(
 	if s.attacher == nil {
 		return nil, nil
 	}
-	attachments := d.attachmentsOf(ctx, uid, s.Name)
+	attachments := d.records.attachmentsOf(ctx, uid, s.Name)
 	if pending != nil && pending.record.Share == s.Name {
 		isReplaced := func(a attach.Record) bool { return a.Namespace.Cookie == pending.record.Namespace.Cookie }
 		if !slices.ContainsFunc(attachments, func(a attach.Record) bool { return !isReplaced(a) }) {
@@ -290,7 +290,7 @@ func (d *Driver) refreshMetadata(
 	}
 	for _, c := range prepare.GetClaims() {
 		uid := types.UID(c.GetUid())
-		if attachments, err := d.attachments.OfClaim(c.GetUid()); err == nil && len(attachments) == 0 {
+		if attachments, err := d.records.attachments.OfClaim(c.GetUid()); err == nil && len(attachments) == 0 {
 			continue
 		}
 		err := d.withClaim(ctx, uid, func(ctx context.Context) error {
@@ -306,12 +306,12 @@ func (d *Driver) refreshMetadata(
 
 // updateClaimMetadata writes the current metadata of all shares of a claim. The caller holds the claim's lock.
 func (d *Driver) updateClaimMetadata(ctx context.Context, uid types.UID) {
-	claim, err := d.claims.Get(uid)
+	claim, err := d.records.claims.Get(uid)
 	if claim == nil || err != nil {
 		return
 	}
 	updated := map[string]bool{} // requests; each has one file
-	for _, s := range d.resolveAll(claim.Shares) {
+	for _, s := range d.kinds.resolveAll(claim.Shares) {
 		if !updated[s.Request] {
 			updated[s.Request] = true
 			d.updateMetadata(ctx, uid, s, nil)
@@ -327,12 +327,12 @@ func (d *Driver) updateMetadata(ctx context.Context, uid types.UID, s share, pen
 	case <-ctx.Done():
 		return
 	}
-	claim, err := d.claims.Get(uid)
+	claim, err := d.records.claims.Get(uid)
 	if claim == nil || err != nil {
 		return
 	}
 	var devices []kubeletplugin.Device
-	for _, other := range d.resolveAll(claim.Shares) {
+	for _, other := range d.kinds.resolveAll(claim.Shares) {
 		if other.Request == s.Request {
 			devices = append(devices, kubeletplugin.Device{
 				Requests: []string{other.Request}, PoolName: other.Pool, DeviceName: other.Device,

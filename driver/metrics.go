@@ -138,7 +138,7 @@ func (c *deviceCollector) Describe(descriptions chan<- *prometheus.Desc) {
 	} {
 		descriptions <- d
 	}
-	for _, collector := range kindsOf[MetricsCollector](c.driver) {
+	for _, collector := range kindsOf[MetricsCollector](c.driver.kinds) {
 		collector.DescribeMetrics(descriptions)
 	}
 }
@@ -152,8 +152,8 @@ func (c *deviceCollector) Collect(out chan<- prometheus.Metric) {
 		}
 		gauge(out, descHook, installed)
 	}
-	claims, _ := c.driver.claims.List() // unreadable records are logged by restore
-	for _, k := range c.driver.options.Kinds {
+	claims, _ := c.driver.records.claims.List() // unreadable records are logged by restore
+	for _, k := range c.driver.kinds.all {
 		shares := sharesOf(claims, k.Name())
 		for _, device := range k.Devices() {
 			collectDevice(out, k.Name(), device, shares)

@@ -112,7 +112,7 @@ func (w *warnings) send(kind, reason, subject, message string) {
 // devices.
 func (d *Driver) reportProblems() {
 	var current []Warning
-	for _, reporter := range kindsOf[ProblemReporter](d) {
+	for _, reporter := range kindsOf[ProblemReporter](d.kinds) {
 		for _, p := range reporter.Problems() {
 			current = append(current, Warning{
 				Device: p.Device, Reason: params.EventReasonDeviceUnusable, Message: "cannot share " + p.Device + ": " + p.Message,
@@ -120,7 +120,7 @@ func (d *Driver) reportProblems() {
 			})
 		}
 	}
-	for _, reporter := range kindsOf[WarningReporter](d) {
+	for _, reporter := range kindsOf[WarningReporter](d.kinds) {
 		current = append(current, reporter.Warnings()...)
 	}
 	d.warnings.update(current)

@@ -36,8 +36,8 @@ type shareState struct {
 // observe reads the state of a claim's shares from the kernel. From the API server, it reads information that the
 // kernel lacks: which pods no longer exist, and which pods the shares will never be attached to.
 func (d *Driver) observe(ctx context.Context, claim *record.Claim) ([]shareState, error) {
-	shares := d.resolveAll(claim.Shares)
-	attachments := d.attachmentsOfClaim(ctx, claim.UID)
+	shares := d.kinds.resolveAll(claim.Shares)
+	attachments := d.records.attachmentsOfClaim(ctx, claim.UID)
 	var states []shareState
 	for _, s := range shares {
 		state := shareState{share: s}
@@ -100,11 +100,11 @@ func (d *Driver) needsPods(shares []share, states []shareState) bool {
 // isFullyAttached reports whether each share that is attachable is attached to at least one pod,
 // and no attempt to attach failed.
 func (d *Driver) isFullyAttached(claim *record.Claim) bool {
-	shares := d.resolveAll(claim.Shares)
+	shares := d.kinds.resolveAll(claim.Shares)
 	if len(d.failures.pods(shares)) > 0 {
 		return false
 	}
-	attached, err := d.attachments.OfClaim(string(claim.UID))
+	attached, err := d.records.attachments.OfClaim(string(claim.UID))
 	return err == nil && !slices.ContainsFunc(shares, func(s share) bool {
 		return s.attacher != nil && !slices.ContainsFunc(attached, func(r attach.Record) bool { return r.Share == s.Name })
 	})

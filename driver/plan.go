@@ -87,7 +87,7 @@ func sameShares(planned []plannedShare, recorded []record.Share) bool {
 func (d *Driver) configure(ctx context.Context, namespace string, planned []plannedShare) ([]share, error) {
 	shares := make([]share, 0, len(planned))
 	for _, p := range planned {
-		kind, err := d.kindOf(p.Pool, p.Device)
+		kind, err := d.kinds.of(p.Pool, p.Device)
 		if err == nil {
 			p.Kind = kind.Name()
 			p.Parameters, err = kind.Configure(ctx, namespace, p.Share, p.parameters)
@@ -108,7 +108,7 @@ func shareError(s record.Share, err error) error {
 // validate refuses shares that exclude each other, and shares that cannot serve the pods that the claim is reserved
 // for. The driver refuses pods that join later when they attach.
 func (d *Driver) validate(claim *resourceapi.ResourceClaim, shares []share) error {
-	for k, validator := range kindsOf[CombinationValidator](d) {
+	for k, validator := range kindsOf[CombinationValidator](d.kinds) {
 		var own []record.Share
 		for _, s := range shares {
 			if s.kind == k {

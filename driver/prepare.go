@@ -64,12 +64,12 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if err != nil {
 		return nil, err
 	}
-	old, err := d.readOrRename(ctx, claim.UID)
+	old, err := d.records.readOrRename(ctx, claim.UID)
 	if err != nil {
 		return nil, err
 	}
 	if d.isPrepared(old, planned) {
-		shares := d.resolveAll(old.Shares)
+		shares := d.kinds.resolveAll(old.Shares)
 		return shares, d.ensureSpec(old.UID, shares)
 	}
 	if err := d.checkRestoring(claim.UID, old); err != nil {
@@ -96,7 +96,7 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		return nil, err
 	}
 	recorded.Phase = record.Prepared
-	if err := d.claims.Put(recorded); err != nil {
+	if err := d.records.claims.Put(recorded); err != nil {
 		return nil, err
 	}
 	klog.FromContext(ctx).V(2).Info("Prepared claim", "shares", len(shares))
@@ -115,7 +115,7 @@ func (d *Driver) checkRestoring(uid types.UID, recorded *record.Claim) error {
 // isPrepared reports whether a claim with the planned allocation is already prepared. An allocation does not change,
 // and the parameters that it was prepared with do not either, even if the administrator no longer allows them.
 func (d *Driver) isPrepared(recorded *record.Claim, planned []plannedShare) bool {
-	return recorded != nil && recorded.Phase == record.Prepared && d.claims.Current(recorded) &&
+	return recorded != nil && recorded.Phase == record.Prepared && d.records.claims.Current(recorded) &&
 		sameShares(planned, recorded.Shares)
 }
 
@@ -132,32 +132,6 @@ func (d *Driver) undo(ctx context.Context, recorded *record.Claim) error {
 	return nil
 }
 
-// readOrRename returns a claim's record, or nil if there is none. It renames a
-// corrupt record, because the attachment records contain the data to continue
-// without it.
-func (d *Driver) readOrRename(ctx context.Context, uid types.UID) (*record.Claim, error) {
-	recorded, err := d.claims.Get(uid)
-	if errors.Is(err, record.ErrCorrupt) {
-		return nil, d.renameUnreadable(ctx, uid, err)
-	}
-	return recorded, err
-}
-
-// renameUnreadable renames a claim record that cannot be read, or removes it if it is empty.
-func (d *Driver) renameUnreadable(ctx context.Context, uid types.UID, reason error) error {
-	renamed, err := d.claims.RenameUnreadable(uid)
-	if err != nil {
-		return errors.Join(reason, err)
-	}
-	if renamed == "" {
-		klog.FromContext(ctx).Info("Removed empty claim record", "reason", reason.Error())
-		return nil
-	}
-	klog.FromContext(ctx).
-		Error(reason, "Renamed unreadable claim record; continuing with attachment records", "path", renamed)
-	return nil
-}
-
 // reserveForClaim lets the kinds acquire the resources that only this claim may use; see Reserver.
 func (d *Driver) reserveForClaim(ctx context.Context, claim *resourceapi.ResourceClaim, shares []share) error {
 	reserving := ReservingClaim{UID: string(claim.UID), Namespace: claim.Namespace}
@@ -166,7 +140,7 @@ func (d *Driver) reserveForClaim(ctx context.Context, claim *resourceapi.Resourc
 	}
 	for _, s := range shares {
 		if reserver, ok := s.attacher.(Reserver); ok {
-			if err := reserver.ReserveForClaim(ctx, s.Share, reserving, d.records()); err != nil {
+			if err := reserver.ReserveForClaim(ctx, s.Share, reserving, d.records); err != nil {
 				return shareError(s.Share, err)
 			}
 		}

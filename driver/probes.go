@@ -131,7 +131,7 @@ func (p *probes) ready() error {
 	if err := errors.Join(p.started(), p.live(), p.driver.checkHook()); err != nil {
 		return err
 	}
-	for k, checker := range kindsOf[ReadinessChecker](p.driver) {
+	for k, checker := range kindsOf[ReadinessChecker](p.driver.kinds) {
 		if err := checker.Ready(); err != nil {
 			return fmt.Errorf("%s: %w", k.Name(), err)
 		}

@@ -111,10 +111,10 @@ func (d *Driver) nextRefresh() time.Duration {
 // refreshKinds refreshes the devices of all kinds, and announces their health. It reports whether a device changed in
 // a way that requires restoring its attachments. If some kinds fail, it refreshes the others and joins the errors.
 func (d *Driver) refreshKinds(ctx context.Context) (changed bool, failed error) {
-	claims := d.readableClaims(ctx)
+	claims := d.records.readableClaims(ctx)
 	after := resyncInterval
 	var affected []string
-	for _, k := range d.options.Kinds {
+	for _, k := range d.kinds.all {
 		refreshed, err := k.Refresh(ctx, sharesOf(claims, k.Name()))
 		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("devices of kind %s: %w", k.Name(), err))
@@ -133,7 +133,7 @@ func (d *Driver) refreshKinds(ctx context.Context) (changed bool, failed error) 
 // resources returns the node's devices as ResourceSlices.
 func (d *Driver) resources() resourceslice.DriverResources {
 	var devices []resourceapi.Device
-	for _, k := range d.options.Kinds {
+	for _, k := range d.kinds.all {
 		if _, ok := k.(MultiNode); !ok {
 			devices = append(devices, k.Devices()...)
 		}

@@ -15,7 +15,7 @@ import (
 )
 
 // Shares that the driver cannot see must not look free.
-func TestDriver_admissionNeedsTheListOfRecords(t *testing.T) {
+func TestRecords_unlisted(t *testing.T) {
 	for _, unlisted := range []string{"claims", "attached"} {
 		t.Run(unlisted, func(t *testing.T) {
 			dir := t.TempDir()
@@ -23,8 +23,8 @@ func TestDriver_admissionNeedsTheListOfRecords(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			d := &Driver{claims: claims, attachments: attach.OpenRecords(dir, "boot", nil)}
-			if _, err := d.sharesOfOtherClaims(t.Context(), "uid", nil); err != nil {
+			records := &nodeRecords{claims: claims, attachments: attach.OpenRecords(dir, "boot", nil)}
+			if _, err := records.sharesOfOtherClaims(t.Context(), "uid", nil); err != nil {
 				t.Fatal(err)
 			}
 			path := filepath.Join(dir, unlisted)
@@ -34,10 +34,10 @@ func TestDriver_admissionNeedsTheListOfRecords(t *testing.T) {
 			if err := os.WriteFile(path, nil, 0o600); err != nil { // ENOTDIR
 				t.Fatal(err)
 			}
-			if _, err := d.sharesOfOtherClaims(t.Context(), "uid", nil); !errors.Is(err, files.ErrUnlisted) {
+			if _, err := records.sharesOfOtherClaims(t.Context(), "uid", nil); !errors.Is(err, files.ErrUnlisted) {
 				t.Errorf("shares of other claims: got error %v, want %v", err, files.ErrUnlisted)
 			}
-			if _, err := d.records().Claims(); (unlisted == "claims") != errors.Is(err, files.ErrUnlisted) {
+			if _, err := records.Claims(); (unlisted == "claims") != errors.Is(err, files.ErrUnlisted) {
 				t.Errorf("claims that reservations are for: got error %v, want %v", err, files.ErrUnlisted)
 			}
 		})

@@ -26,9 +26,9 @@ func (l attachmentsOfKind) List(selected func(*attach.Record) bool) (attachments
 	if !l.driver.handover.isNewest() {
 		return nil, nil
 	}
-	records, err := l.driver.attachments.Select(func(r *attach.Record) bool { return r.Kind == l.kind && selected(r) })
+	records, err := l.driver.records.attachments.Select(func(r *attach.Record) bool { return r.Kind == l.kind && selected(r) })
 	for _, r := range records {
-		attachments = append(attachments, Attachment{Share: l.driver.shareOfAttachment(r).Share, Record: r})
+		attachments = append(attachments, Attachment{Share: l.driver.records.shareOfAttachment(r).Share, Record: r})
 	}
 	return attachments, err
 }
@@ -39,7 +39,7 @@ func (l attachmentsOfKind) Update(
 ) error {
 	d, uid := l.driver, types.UID(r.ClaimUID)
 	return d.withClaim(WithAttachment(ctx, r.ClaimUID, r.Share, r.Pod), uid, func(ctx context.Context) error {
-		current, err := d.attachments.Read(r.ClaimUID, r.Share, r.Namespace)
+		current, err := d.records.attachments.Read(r.ClaimUID, r.Share, r.Namespace)
 		if !d.handover.isNewest() {
 			return ErrOutdated
 		}
@@ -49,10 +49,10 @@ func (l attachmentsOfKind) Update(
 		if err != nil {
 			return err
 		}
-		s := d.shareOfAttachment(current)
+		s := d.records.shareOfAttachment(current)
 		write := func(payload json.RawMessage) error {
 			current.Payload = payload
-			if err := d.attachments.Write(current); err != nil {
+			if err := d.records.attachments.Write(current); err != nil {
 				return fmt.Errorf("write attachment record: %w", err)
 			}
 			return nil

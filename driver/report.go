@@ -94,7 +94,7 @@ func (r *reporter) run(ctx context.Context) {
 
 // enqueueRound makes the workers report the claims that are due in a round.
 func (r *reporter) enqueueRound(round uint32) {
-	claims, _ := r.driver.claims.List() // unreadable records are logged by restore
+	claims, _ := r.driver.records.claims.List() // unreadable records are logged by restore
 	for _, c := range claims {
 		if r.isDue(c, round) {
 			r.enqueue(c.UID)
@@ -172,7 +172,7 @@ func failureOutcome(err error) string {
 
 // report writes the status of a claim if it differs from the written one.
 func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, err error) {
-	prepared, err := r.driver.preparedClaim(uid)
+	prepared, err := r.driver.records.preparedClaim(uid)
 	if err != nil || prepared == nil {
 		r.written.Forget(uid)
 		return outcomeGone, err

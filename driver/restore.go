@@ -27,7 +27,7 @@ func (d *Driver) restore(ctx context.Context) {
 func (d *Driver) restoreDifferences(ctx context.Context) []attach.Record {
 	d.restoreSpecs(ctx)
 	d.restoreMetadata(ctx)
-	attached := d.readableAttachments(ctx, func(*attach.Record) bool { return true })
+	attached := d.records.readableAttachments(ctx, func(*attach.Record) bool { return true })
 	d.withEachClaimLocked(ctx, d.altered(ctx, attached), func(ctx context.Context, s share, r attach.Record) error {
 		err := d.restoreAttachment(ctx, s, r)
 		d.status.enqueue(types.UID(r.ClaimUID))
@@ -40,7 +40,7 @@ func (d *Driver) restoreDifferences(ctx context.Context) []attach.Record {
 // Comparer, these are all attachments.
 func (d *Driver) altered(ctx context.Context, attached []attach.Record) (altered []attach.Record) {
 	byKind := d.attachmentsByKind(ctx, attached)
-	for _, k := range d.options.Kinds {
+	for _, k := range d.kinds.all {
 		attachments := byKind[k.Name()]
 		if comparer, ok := k.(Comparer); ok && len(attachments) > 0 {
 			differing, err := comparer.Altered(ctx, attachments)
@@ -60,12 +60,12 @@ func (d *Driver) altered(ctx context.Context, attached []attach.Record) (altered
 // attachmentsByKind returns the attachments of shares that are attached, by kind name.
 func (d *Driver) attachmentsByKind(ctx context.Context, attached []attach.Record) map[string][]Attachment {
 	claims := map[string]*record.Claim{}
-	for _, c := range d.readableClaims(ctx) {
+	for _, c := range d.records.readableClaims(ctx) {
 		claims[string(c.UID)] = c
 	}
 	byKind := map[string][]Attachment{}
 	for _, r := range attached {
-		s := d.shareOf(claims[r.ClaimUID], r)
+		s := d.records.shareOf(claims[r.ClaimUID], r)
 		if s.attacher != nil {
 			byKind[s.kind.Name()] = append(byKind[s.kind.Name()], Attachment{Share: s.Share, Record: r})
 		}
@@ -87,20 +87,20 @@ func (d *Driver) restoreAttachment(ctx context.Context, s share, r attach.Record
 // restoreSpecs restores the CDI specs of prepared claims that cannot be used; see ensureSpec.
 // Restarting containers need them. After a reboot the kubelet prepares all claims again.
 func (d *Driver) restoreSpecs(ctx context.Context) {
-	for _, c := range d.readableClaims(ctx) {
-		if c.Phase != record.Prepared || !d.claims.Current(c) {
+	for _, c := range d.records.readableClaims(ctx) {
+		if c.Phase != record.Prepared || !d.records.claims.Current(c) {
 			continue
 		}
-		want, err := d.cdiDevices(c.UID, d.resolveAll(c.Shares))
+		want, err := d.cdiDevices(c.UID, d.kinds.resolveAll(c.Shares))
 		if err == nil && d.hasSpec(c.UID, want) {
 			continue
 		}
 		err = d.withClaim(ctx, c.UID, func(context.Context) error {
-			prepared, err := d.preparedClaim(c.UID)
+			prepared, err := d.records.preparedClaim(c.UID)
 			if err != nil || prepared == nil {
 				return err
 			}
-			return d.ensureSpec(prepared.UID, d.resolveAll(prepared.Shares))
+			return d.ensureSpec(prepared.UID, d.kinds.resolveAll(prepared.Shares))
 		})
 		if err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).

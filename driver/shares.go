@@ -27,9 +27,16 @@ func withKind(s record.Share, kind Kind) share {
 	return resolved
 }
 
+// kinds are the device kinds of the plugin.
+type kinds struct {
+	all []Kind
+	// node is the name of the node, and of its pool of devices.
+	node string
+}
+
 // resolve connects a recorded share to the kind that it was recorded with.
-func (d *Driver) resolve(s record.Share) share {
-	for _, k := range d.options.Kinds {
+func (ks kinds) resolve(s record.Share) share {
+	for _, k := range ks.all {
 		if k.Name() == s.Kind {
 			return withKind(s, k)
 		}
@@ -38,9 +45,9 @@ func (d *Driver) resolve(s record.Share) share {
 }
 
 // kindsOf returns the kinds that implement the optional interface T, each as itself and as T.
-func kindsOf[T any](d *Driver) iter.Seq2[Kind, T] {
+func kindsOf[T any](ks kinds) iter.Seq2[Kind, T] {
 	return func(yield func(Kind, T) bool) {
-		for _, k := range d.options.Kinds {
+		for _, k := range ks.all {
 			if implementation, ok := k.(T); ok && !yield(k, implementation) {
 				return
 			}
@@ -48,20 +55,20 @@ func kindsOf[T any](d *Driver) iter.Seq2[Kind, T] {
 	}
 }
 
-func (d *Driver) resolveAll(recorded []record.Share) []share {
+func (ks kinds) resolveAll(recorded []record.Share) []share {
 	shares := make([]share, len(recorded))
 	for i, s := range recorded {
-		shares[i] = d.resolve(s)
+		shares[i] = ks.resolve(s)
 	}
 	return shares
 }
 
-// kindOf returns the kind of an allocated device. The node's devices are in the pool with the node's name; other
+// of returns the kind of an allocated device. The node's devices are in the pool with the node's name; other
 // pools belong to kinds that span nodes.
-func (d *Driver) kindOf(pool, device string) (Kind, error) {
-	poolKnown := pool == d.options.NodeName
-	for _, k := range d.options.Kinds {
-		inPool := pool == d.options.NodeName
+func (ks kinds) of(pool, device string) (Kind, error) {
+	poolKnown := pool == ks.node
+	for _, k := range ks.all {
+		inPool := pool == ks.node
 		if spanning, ok := k.(MultiNode); ok {
 			inPool = spanning.HasPool(pool)
 		}
@@ -72,7 +79,7 @@ func (d *Driver) kindOf(pool, device string) (Kind, error) {
 	}
 	if !poolKnown {
 		return nil, fmt.Errorf("the device is in pool %s, but this node publishes pool %s: "+
-			"does another driver use the same driver name?", pool, d.options.NodeName)
+			"does another driver use the same driver name?", pool, ks.node)
 	}
 	return nil, fmt.Errorf(
 		"this node has no device %s: was it removed from the node, or from the driver's configuration?",

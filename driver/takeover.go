@@ -99,7 +99,7 @@ func (d *Driver) tryTakeOver(ctx context.Context) error {
 		return err
 	}
 	// A plugin that stopped while this one waited may have removed the directories.
-	if err := errors.Join(d.claims.MakeDir(), d.specs.MakeDirs()); err != nil {
+	if err := errors.Join(d.records.claims.MakeDir(), d.specs.MakeDirs()); err != nil {
 		return err
 	}
 	if err := d.installHook(ctx); err != nil {
@@ -122,7 +122,7 @@ func (d *Driver) tryTakeOver(ctx context.Context) error {
 }
 
 func (d *Driver) eachTakeoverChecker(check func(TakeoverChecker) error) (failed error) {
-	for _, c := range kindsOf[TakeoverChecker](d) {
+	for _, c := range kindsOf[TakeoverChecker](d.kinds) {
 		failed = errors.Join(failed, check(c))
 	}
 	return failed

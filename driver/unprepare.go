@@ -42,9 +42,9 @@ func (d *Driver) UnprepareResourceClaims(
 }
 
 func (d *Driver) unprepareClaim(ctx context.Context, claim kubeletplugin.NamespacedObject) error {
-	recorded, err := d.readOrRename(ctx, claim.UID)
+	recorded, err := d.records.readOrRename(ctx, claim.UID)
 	if errors.Is(err, record.ErrNewer) {
-		err = d.renameUnreadable(ctx, claim.UID, err) // the kubelet must be able to end the pod
+		err = d.records.renameUnreadable(ctx, claim.UID, err) // the kubelet must be able to end the pod
 	}
 	if err != nil {
 		return err
@@ -61,7 +61,7 @@ func (d *Driver) unprepareClaim(ctx context.Context, claim kubeletplugin.Namespa
 func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 	if len(claim.Shares) > 0 {
 		claim.Phase = record.Unpreparing
-		err := d.claims.Put(claim)
+		err := d.records.claims.Put(claim)
 		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 			// The kubelet evicts pods to free space, and each eviction waits for this call. If this
 			// plugin is killed now, its successor serves the claim until the kubelet calls again.
@@ -77,10 +77,10 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 	if err := d.specs.Remove(string(claim.UID)); err != nil {
 		return fmt.Errorf("remove CDI spec: %w", err)
 	}
-	if err := d.attachments.RemoveClaim(string(claim.UID)); err != nil {
+	if err := d.records.attachments.RemoveClaim(string(claim.UID)); err != nil {
 		return fmt.Errorf("remove attachment records: %w", err)
 	}
-	if err := d.claims.Delete(claim.UID); err != nil {
+	if err := d.records.claims.Delete(claim.UID); err != nil {
 		return fmt.Errorf("remove claim record: %w", err)
 	}
 	for _, s := range shares {
@@ -101,9 +101,9 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 // shares in the attachment records. An attachment with an unreadable record ends with its sandbox, or garbage
 // collection removes it.
 func (d *Driver) detachAll(ctx context.Context, claim *record.Claim) (shares []share, failed error) {
-	shares = d.resolveAll(claim.Shares)
-	for _, r := range d.attachmentsOfClaim(ctx, claim.UID) {
-		s := d.shareOfAttachment(r)
+	shares = d.kinds.resolveAll(claim.Shares)
+	for _, r := range d.records.attachmentsOfClaim(ctx, claim.UID) {
+		s := d.records.shareOfAttachment(r)
 		if len(claim.Shares) == 0 {
 			shares = append(shares, s)
 		}

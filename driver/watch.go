@@ -76,13 +76,13 @@ func (d *Driver) handle(ctx context.Context, c Change) {
 		d.ended.add(c.Detached)
 	}
 	if c.Modified != nil {
-		for _, r := range d.readableAttachments(ctx, c.Modified) {
+		for _, r := range d.records.readableAttachments(ctx, c.Modified) {
 			d.protect(ctx, r)
 			d.status.enqueue(types.UID(r.ClaimUID))
 		}
 	}
 	if c.Unprotected != nil {
-		for _, r := range d.readableAttachments(ctx, c.Unprotected) {
+		for _, r := range d.records.readableAttachments(ctx, c.Unprotected) {
 			d.protect(ctx, r)
 		}
 	}
@@ -90,7 +90,7 @@ func (d *Driver) handle(ctx context.Context, c Change) {
 
 // protect lets an attachment's kind block it if the pod has changed it; see Protector.
 func (d *Driver) protect(ctx context.Context, r attach.Record) {
-	p, ok := d.shareOfAttachment(r).attacher.(Protector)
+	p, ok := d.records.shareOfAttachment(r).attacher.(Protector)
 	if !ok {
 		return
 	}
@@ -106,7 +106,7 @@ func (d *Driver) eachAttachment(
 	selected func(*attach.Record) bool,
 	do func(context.Context, share, attach.Record) error,
 ) {
-	d.withEachClaimLocked(ctx, d.readableAttachments(ctx, selected), do)
+	d.withEachClaimLocked(ctx, d.records.readableAttachments(ctx, selected), do)
 }
 
 // withEachClaimLocked calls do for each attachment that is still recorded. It reads the record again with the claim's
@@ -119,14 +119,14 @@ func (d *Driver) withEachClaimLocked(
 	for _, r := range attached {
 		ctx := WithAttachment(ctx, r.ClaimUID, r.Share, r.Pod)
 		err := d.withClaim(ctx, types.UID(r.ClaimUID), func(ctx context.Context) error {
-			current, err := d.attachments.Read(r.ClaimUID, r.Share, r.Namespace)
+			current, err := d.records.attachments.Read(r.ClaimUID, r.Share, r.Namespace)
 			if errors.Is(err, os.ErrNotExist) {
 				return nil
 			}
 			if err != nil {
 				return err
 			}
-			return do(ctx, d.shareOfAttachment(current), current)
+			return do(ctx, d.records.shareOfAttachment(current), current)
 		})
 		if err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Failed to process attachment")
