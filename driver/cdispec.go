@@ -21,8 +21,15 @@ import (
 // hook itself gives up earlier and reports the reason.
 var hookTimeout = int(attach.DefaultWait.Seconds()) + 30
 
-// cdiDevices returns the CDI devices of a claim, one per share.
-func (d *Driver) cdiDevices(uid types.UID, shares []share) (devices []cdi.Device, err error) {
+// claimSpecs are the CDI specs of claims. It computes what they contain.
+type claimSpecs struct {
+	*cdi.Specs
+	runDir string
+	hook   *hookInstaller
+}
+
+// devices returns the CDI devices of a claim, one per share.
+func (c *claimSpecs) devices(uid types.UID, shares []share) (devices []cdi.Device, err error) {
 	for _, s := range shares {
 		device := cdi.Device{Name: s.Name}
 		if s.kind != nil {
@@ -32,11 +39,11 @@ func (d *Driver) cdiDevices(uid types.UID, shares []share) (devices []cdi.Device
 		}
 		args := device.Edits.Hook
 		if s.attacher != nil {
-			args = append([]string{"--run-dir=" + d.options.RunDir, "--claim=" + string(uid), "--share=" + s.Name}, args...)
+			args = append([]string{"--run-dir=" + c.runDir, "--claim=" + string(uid), "--share=" + s.Name}, args...)
 		}
 		if len(args) > 0 {
 			device.Hook = &cdi.Hook{
-				Path:    d.options.Hook,
+				Path:    c.hook.path,
 				Timeout: hookTimeout,
 				Args:    append([]string{"dra-shared-hook"}, args...),
 			}
@@ -46,43 +53,43 @@ func (d *Driver) cdiDevices(uid types.UID, shares []share) (devices []cdi.Device
 	return devices, nil
 }
 
-// writeSpec writes the CDI spec of a claim.
-func (d *Driver) writeSpec(uid types.UID, shares []share) error {
-	devices, err := d.cdiDevices(uid, shares)
+// write writes the CDI spec of a claim.
+func (c *claimSpecs) write(uid types.UID, shares []share) error {
+	devices, err := c.devices(uid, shares)
 	if err != nil {
 		return err
 	}
-	if err := d.specs.Write(string(uid), devices); err != nil {
+	if err := c.Write(string(uid), devices); err != nil {
 		return fmt.Errorf("write CDI spec: %w", err)
 	}
 	return nil
 }
 
-// ensureSpec writes the CDI spec of a prepared claim if the existing one is missing or unreadable,
+// ensure writes the CDI spec of a prepared claim if the existing one is missing or unreadable,
 // or names a hook that no longer exists. The spec of a claim that another release prepared stays
 // unchanged: both plugins of a rolling update run this.
-func (d *Driver) ensureSpec(uid types.UID, shares []share) error {
-	want, err := d.cdiDevices(uid, shares)
-	if err != nil || d.hasSpec(uid, want) {
+func (c *claimSpecs) ensure(uid types.UID, shares []share) error {
+	want, err := c.devices(uid, shares)
+	if err != nil || c.has(uid, want) {
 		return err
 	}
-	return d.specs.Write(string(uid), want)
+	return c.Write(string(uid), want)
 }
 
-// hasSpec reports whether the CDI spec of a prepared claim with the wanted devices can be used.
-func (d *Driver) hasSpec(uid types.UID, want []cdi.Device) bool {
-	return d.specs.Holds(string(uid), want) && d.hasHook(uid)
+// has reports whether the CDI spec of a prepared claim with the wanted devices can be used.
+func (c *claimSpecs) has(uid types.UID, want []cdi.Device) bool {
+	return c.Holds(string(uid), want) && c.hasHook(uid)
 }
 
 // hasHook reports whether the hook that a claim's spec names exists. A missing hook of this
 // release counts as present, because the plugin installs it again.
-func (d *Driver) hasHook(uid types.UID) bool {
-	if d.options.Installation == nil {
+func (c *claimSpecs) hasHook(uid types.UID) bool {
+	if c.hook.installation == nil {
 		return true
 	}
-	hooks, err := d.specs.HooksOf(string(uid))
+	hooks, err := c.HooksOf(string(uid))
 	return err == nil && !slices.ContainsFunc(hooks, func(path string) bool {
-		if path == d.options.Hook {
+		if path == c.hook.path {
 			return false // the plugin installs it again if it is missing
 		}
 		_, err := os.Stat(path)

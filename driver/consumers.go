@@ -97,7 +97,7 @@ func (d *Driver) reservedPods(ctx context.Context, claim *resourceapi.ResourceCl
 		pod, err := d.getPod(ctx, consumer)
 		if apierrors.IsForbidden(err) {
 			// The rest of the status does not depend on the pods.
-			d.degraded(
+			d.degradations.report(
 				ctx,
 				params.DegradedPodsNotReadable,
 				"the plugin does not detect pods whose containers do not reference their claim: does its role permit getting pods?",

@@ -77,20 +77,14 @@ type Driver struct {
 	options Options
 	kinds   kinds
 	records *nodeRecords
-	specs   *cdi.Specs
+	specs   *claimSpecs
+	hook    *hookInstaller
 	status  *reporter
 
 	// locks serializes the steps of one claim, across both plugins of a rolling
 	// update. Lock order: a claim's lock before admissionLock, metadataDir, and the
 	// locks of device kinds.
 	locks lock.Dir
-	// refresh asks the publisher to refresh the devices.
-	refresh chan struct{}
-	// refreshesLater reports whether requestRefreshLater has started a timer.
-	refreshesLater atomic.Bool
-	// refreshAfter is the time until the next refresh without an event, in
-	// nanoseconds.
-	refreshAfter atomic.Int64
 	// outdated reports whether this plugin has ignored changes, because a newer one ran.
 	outdated atomic.Bool
 	ended    *endedSandboxes
@@ -115,12 +109,12 @@ type Driver struct {
 	// fatal receives an error that the driver cannot recover from.
 	fatal context.CancelCauseFunc
 
-	publication    publication
-	health         *healthBoard
-	warnings       *warnings
-	failures       failures
-	metrics        *metrics
-	degradedLogged sync.Map // names of degraded conditions that were logged
+	publisher    *publisher
+	health       *healthBoard
+	warnings     *warnings
+	failures     failures
+	metrics      *metrics
+	degradations *degradations
 }
 
 // resyncInterval is how often the driver repeats everything that events should have triggered.
@@ -159,9 +153,7 @@ func New(o Options) (*Driver, error) {
 			attachments: attach.OpenRecords(o.RunDir, bootID, o.Failpoints),
 			kinds:       kinds,
 		},
-		specs:       specs,
 		locks:       locks,
-		refresh:     make(chan struct{}, 1),
 		ended:       newEndedSandboxes(),
 		helperReady: make(chan struct{}),
 		health:      newHealthBoard(),
@@ -171,6 +163,22 @@ func New(o Options) (*Driver, error) {
 	d.metadataSpecs = files.NewDirectory(o.CDIDir, d.metadataSpecsPrefix(), ".json",
 		func(string) (struct{}, error) { return struct{}{}, nil })
 	d.status, d.metrics = newReporter(d), newMetrics(d)
+	d.degradations = &degradations{gauge: d.metrics.degraded}
+	d.hook = &hookInstaller{installation: o.Installation, path: o.Hook, warnings: d.warnings, degradations: d.degradations}
+	d.specs = &claimSpecs{Specs: specs, runDir: o.RunDir, hook: d.hook}
+	d.publisher = &publisher{
+		client:          o.Client,
+		driverName:      o.DriverName,
+		kinds:           kinds,
+		records:         d.records,
+		health:          d.health,
+		warnings:        d.warnings,
+		degradations:    d.degradations,
+		isNewest:        d.handover.isNewest,
+		restore:         d.restore,
+		enqueueClaimsOf: d.status.enqueueClaimsOf,
+		requested:       make(chan struct{}, 1),
+	}
 	return d, nil
 }
 
@@ -247,7 +255,7 @@ func (d *Driver) shutdown(ctx context.Context, group *sync.WaitGroup) error {
 func (d *Driver) prepareToServe(ctx context.Context) error {
 	d.records.renameCorrupt(ctx)
 	d.records.removeRecordsOfOtherBoots(ctx)
-	if _, err := d.refreshKinds(ctx); err != nil { // all devices are new, and restore follows
+	if _, err := d.publisher.refreshKinds(ctx); err != nil { // all devices are new, and restore follows
 		return err
 	}
 	d.recoverReservations(ctx)
@@ -283,7 +291,7 @@ func (d *Driver) startServices(ctx context.Context, group *sync.WaitGroup) error
 		return err
 	}
 	d.serve(ctx, group, "hooks", hooks.Serve)
-	d.serve(ctx, group, "watch of the hook", d.watchHook)
+	d.serve(ctx, group, "watch of the hook", d.hook.watch)
 	for k, watcher := range kindsOf[Watcher](d.kinds) {
 		d.serve(ctx, group, "watch "+k.Name(), func(ctx context.Context) error { return d.watch(ctx, watcher) })
 	}
@@ -312,7 +320,7 @@ func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup) {
 	for k, renewer := range kindsOf[Renewer](d.kinds) {
 		group.Go(func() { renewer.Renew(ctx, attachmentsOfKind{driver: d, kind: k.Name()}) })
 	}
-	group.Go(func() { d.publish(ctx) })
+	group.Go(func() { d.publisher.run(ctx, d.helper) })
 	group.Go(func() { newGarbageCollector(d).run(ctx) })
 	group.Go(func() { d.handover.awaitPredecessors(ctx, d.resumeAfterOther) })
 }
@@ -322,7 +330,7 @@ func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup) {
 func (d *Driver) resumeAfterOther(ctx context.Context) {
 	klog.FromContext(ctx).Info("Another plugin stopped; refreshing devices, shares, and status")
 	d.status.written.ForgetAll()
-	d.requestRefresh()
+	d.publisher.requestRefresh()
 	d.restore(ctx)
 }
 
@@ -371,7 +379,7 @@ func (d *Driver) withClaim(ctx context.Context, uid types.UID, f func(context.Co
 // HandleError implements kubeletplugin.DRAPlugin. An error that is not
 // recoverable stops the driver.
 func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
-	if d.reportDroppedFields(ctx, err) || d.reportRefusal(ctx, err) {
+	if d.publisher.reportDroppedFields(ctx, err) || d.publisher.reportRefusal(ctx, err) {
 		return
 	}
 	klog.FromContext(ctx).Error(err, "Kubelet plugin helper reported an error", "operation", msg)

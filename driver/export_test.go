@@ -49,10 +49,10 @@ func (d *Driver) ReportStatus(ctx context.Context, uid types.UID) error {
 }
 
 // RefreshDevices makes the driver refresh and publish the devices, as an event of the kernel does.
-func (d *Driver) RefreshDevices() { d.requestRefresh() }
+func (d *Driver) RefreshDevices() { d.publisher.requestRefresh() }
 
 // EnsureHook checks the hook, as the driver does from time to time, and installs it if necessary.
-func (d *Driver) EnsureHook(ctx context.Context) (installed bool) { return d.ensureHook(ctx) }
+func (d *Driver) EnsureHook(ctx context.Context) (installed bool) { return d.hook.ensure(ctx) }
 
 // WaitForChange waits until the hook may have changed, and reports whether ctx has not ended.
 var WaitForChange = waitForChange

@@ -334,7 +334,7 @@ func (gc *garbageCollector) kernelObjects(ctx context.Context) error {
 	if err = errors.Join(err, attachedErr); err != nil {
 		// A record that this plugin cannot read, such as a newer plugin's, may
 		// need any object.
-		d.degraded(
+		d.degradations.report(
 			ctx,
 			params.DegradedNotCollected,
 			"kernel objects that no claim needs remain until all records can be read",
@@ -342,7 +342,7 @@ func (gc *garbageCollector) kernelObjects(ctx context.Context) error {
 		)
 		return nil
 	}
-	d.recovered(params.DegradedNotCollected)
+	d.degradations.end(params.DegradedNotCollected)
 	var failed error
 	for k, attacher := range kindsOf[Attacher](d.kinds) {
 		orphans, err := attacher.Orphans(ctx, sharesOf(claims, k.Name()), attached)

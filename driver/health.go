@@ -50,8 +50,8 @@ func (b *healthBoard) read() (current []Health, changed <-chan struct{}) {
 	return b.current, b.changed
 }
 
-func (d *Driver) deviceHealth() (all []Health) {
-	for _, reporter := range kindsOf[HealthReporter](d.kinds) {
+func healthOf(ks kinds) (all []Health) {
+	for _, reporter := range kindsOf[HealthReporter](ks) {
 		all = append(all, reporter.Health()...)
 	}
 	return all

@@ -13,55 +13,64 @@ import (
 	"k8s.io/klog/v2"
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
-// installHook installs the hook and checks that it can run. This plugin must have
+// hookInstaller keeps the hook installed.
+type hookInstaller struct {
+	installation *attach.Installation // nil if another program installs the hook
+	path         string
+	warnings     *warnings
+	degradations *degradations
+}
+
+// install installs the hook and checks that it can run. This plugin must have
 // taken over (see handover): otherwise a stopping plugin could remove the hook again.
-func (d *Driver) installHook(ctx context.Context) error {
-	if d.options.Installation == nil {
+func (h *hookInstaller) install(ctx context.Context) error {
+	if h.installation == nil {
 		return nil
 	}
-	if _, err := d.options.Installation.Install(); err != nil {
+	if _, err := h.installation.Install(); err != nil {
 		return err
 	}
-	return d.options.Installation.Try(ctx)
+	return h.installation.Try(ctx)
 }
 
-// checkHook returns an error if the runtime cannot run the hook.
-func (d *Driver) checkHook() error {
-	if d.options.Installation == nil {
+// check returns an error if the runtime cannot run the hook.
+func (h *hookInstaller) check() error {
+	if h.installation == nil {
 		return nil
 	}
-	return d.options.Installation.Check()
+	return h.installation.Check()
 }
 
-// ensureHook installs the hook again if it was removed or changed. Without it, no
+// ensure installs the hook again if it was removed or changed. Without it, no
 // container with a share starts. It reports whether it installed the hook.
-func (d *Driver) ensureHook(ctx context.Context) (installed bool) {
-	found := d.checkHook()
+func (h *hookInstaller) ensure(ctx context.Context) (installed bool) {
+	found := h.check()
 	if found == nil {
 		// An earlier attempt, or another program, has ended the problem.
-		d.warnings.end(params.EventReasonHookMissing, "", params.EventReasonHookInstalled, "the hook is installed")
+		h.warnings.end(params.EventReasonHookMissing, "", params.EventReasonHookInstalled, "the hook is installed")
 		return false
 	}
 	logger := klog.FromContext(ctx)
 	logger.Error(found, "The hook is missing or changed; reinstalling it")
-	if _, err := d.options.Installation.Install(); err != nil {
+	if _, err := h.installation.Install(); err != nil {
 		logger.Error(err, "Failed to install the hook; retrying")
-		d.warnings.warn(params.EventReasonHookMissing, "", "containers with shares cannot start: "+err.Error())
+		h.warnings.warn(params.EventReasonHookMissing, "", "containers with shares cannot start: "+err.Error())
 		return false
 	}
-	d.warnings.warn(params.EventReasonHookMissing, "", "containers with shares could not start: "+found.Error()+
-		": does another program delete or change files in "+filepath.Dir(d.options.Hook)+"?")
-	logger.Info("Reinstalled the hook", "path", d.options.Hook)
-	d.warnings.end(params.EventReasonHookMissing, "", params.EventReasonHookInstalled, "the hook is installed again")
+	h.warnings.warn(params.EventReasonHookMissing, "", "containers with shares could not start: "+found.Error()+
+		": does another program delete or change files in "+filepath.Dir(h.path)+"?")
+	logger.Info("Reinstalled the hook", "path", h.path)
+	h.warnings.end(params.EventReasonHookMissing, "", params.EventReasonHookInstalled, "the hook is installed again")
 	return true
 }
 
-// watchHook installs the hook again, until ctx ends, as soon as it is removed.
-func (d *Driver) watchHook(ctx context.Context) error {
-	if d.options.Installation == nil {
+// watch installs the hook again, until ctx ends, as soon as it is removed.
+func (h *hookInstaller) watch(ctx context.Context) error {
+	if h.installation == nil {
 		return nil
 	}
 	watcher, err := fsnotify.NewWatcher()
@@ -69,7 +78,7 @@ func (d *Driver) watchHook(ctx context.Context) error {
 	if watching {
 		defer watcher.Close()
 	} else {
-		d.degraded(ctx, params.DegradedHookNotWatched,
+		h.degradations.report(ctx, params.DegradedHookNotWatched,
 			"a removed hook is installed again up to "+resyncInterval.String()+" later", err)
 		watcher = &fsnotify.Watcher{} // its nil channels never receive
 	}
@@ -78,11 +87,11 @@ func (d *Driver) watchHook(ctx context.Context) error {
 	for {
 		if watching {
 			// The watch ended if the directory was removed.
-			if err := watcher.Add(filepath.Dir(d.options.Hook)); err != nil {
+			if err := watcher.Add(filepath.Dir(h.path)); err != nil {
 				klog.FromContext(ctx).V(4).Info("Cannot watch the hook's directory yet", "err", err)
 			}
 		}
-		if d.ensureHook(ctx) {
+		if h.ensure(ctx) {
 			continue
 		}
 		if !waitForChange(ctx, watcher, tick.C) {

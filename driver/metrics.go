@@ -147,7 +147,7 @@ func (c *deviceCollector) Describe(descriptions chan<- *prometheus.Desc) {
 func (c *deviceCollector) Collect(out chan<- prometheus.Metric) {
 	if c.driver.options.Installation != nil {
 		installed := 1.0
-		if c.driver.checkHook() != nil {
+		if c.driver.hook.check() != nil {
 			installed = 0
 		}
 		gauge(out, descHook, installed)

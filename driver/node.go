@@ -116,7 +116,7 @@ func (w *nodeWatch) follow(ctx context.Context) error {
 		return fmt.Errorf("watch Node %s: %w", name, err)
 	}
 	defer stream.Stop()
-	w.driver.recovered(params.DegradedNodeNotWatched)
+	w.driver.degradations.end(params.DegradedNodeNotWatched)
 	for {
 		select {
 		case <-ctx.Done():
@@ -170,7 +170,7 @@ func (w *nodeWatch) handle(ctx context.Context, event watch.Event) error {
 // report reports that the Node is not watched.
 func (w *nodeWatch) report(ctx context.Context, err error) {
 	if apierrors.IsForbidden(err) {
-		w.driver.degraded(ctx, params.DegradedNodeNotWatched, "if the Node is deleted and registered again, the "+
+		w.driver.degradations.report(ctx, params.DegradedNodeNotWatched, "if the Node is deleted and registered again, the "+
 			"scheduler finds no devices on it until the plugin restarts; grant the plugin the right to watch Nodes, as "+
 			"the chart does", err)
 		return

@@ -108,11 +108,9 @@ func (w *warnings) send(kind, reason, subject, message string) {
 	w.recorder.Eventf(&node, nil, kind, reason, params.EventActionServe, "%s", claimstatus.Truncate(message, maxNote))
 }
 
-// reportProblems sends events about configured devices that are not shared, and for the kinds' warnings about shared
-// devices.
-func (d *Driver) reportProblems() {
-	var current []Warning
-	for _, reporter := range kindsOf[ProblemReporter](d.kinds) {
+// problemsOf returns warnings of configured devices that are not shared, and the kinds' warnings about shared devices.
+func problemsOf(ks kinds) (current []Warning) {
+	for _, reporter := range kindsOf[ProblemReporter](ks) {
 		for _, p := range reporter.Problems() {
 			current = append(current, Warning{
 				Device: p.Device, Reason: params.EventReasonDeviceUnusable, Message: "cannot share " + p.Device + ": " + p.Message,
@@ -120,8 +118,8 @@ func (d *Driver) reportProblems() {
 			})
 		}
 	}
-	for _, reporter := range kindsOf[WarningReporter](d.kinds) {
+	for _, reporter := range kindsOf[WarningReporter](ks) {
 		current = append(current, reporter.Warnings()...)
 	}
-	d.warnings.update(current)
+	return current
 }

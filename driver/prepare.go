@@ -70,7 +70,7 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	}
 	if d.isPrepared(old, planned) {
 		shares := d.kinds.resolveAll(old.Shares)
-		return shares, d.ensureSpec(old.UID, shares)
+		return shares, d.specs.ensure(old.UID, shares)
 	}
 	if err := d.checkRestoring(claim.UID, old); err != nil {
 		return nil, err
@@ -92,7 +92,7 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if err := d.reserveForClaim(ctx, claim, shares); err != nil {
 		return nil, err
 	}
-	if err := d.writeSpec(claim.UID, shares); err != nil {
+	if err := d.specs.write(claim.UID, shares); err != nil {
 		return nil, err
 	}
 	recorded.Phase = record.Prepared

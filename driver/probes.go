@@ -54,7 +54,7 @@ func (p *probes) live() error {
 	if p.driver.waiting.Load() != nil {
 		return nil
 	}
-	if err := p.driver.checkDirectories(); err != nil {
+	if err := p.checkDirectories(); err != nil {
 		return err
 	}
 	if err := attach.Ping(p.driver.options.RunDir, p.driver.options.Instance); err != nil {
@@ -65,7 +65,7 @@ func (p *probes) live() error {
 	default: // the helper creates its sockets later
 		return nil
 	}
-	for _, socket := range p.driver.helperSockets() {
+	for _, socket := range p.helperSockets() {
 		if err := pingSocket(socket); err != nil {
 			return fmt.Errorf("the kubelet cannot reach the plugin: %w: did another program remove the socket?", err)
 		}
@@ -76,10 +76,11 @@ func (p *probes) live() error {
 // checkDirectories returns an error if a directory that the plugin writes to was removed on the node. The mount in
 // the plugin's container then still points to the removed directory, where files cannot be created, even if the node
 // has a new directory of that name. Directories with sockets do not need a check.
-func (d *Driver) checkDirectories() error {
-	directories := []string{d.options.CDIDir}
-	if d.options.Installation != nil {
-		directories = append(directories, filepath.Dir(d.options.Hook))
+func (p *probes) checkDirectories() error {
+	o := p.driver.options
+	directories := []string{o.CDIDir}
+	if o.Installation != nil {
+		directories = append(directories, filepath.Dir(o.Hook))
 	}
 	for _, directory := range directories {
 		var stat unix.Stat_t
@@ -93,13 +94,13 @@ func (d *Driver) checkDirectories() error {
 
 // helperSockets returns the paths of the helper's sockets: for the registration, which the kubelet ends when the
 // socket is removed, and for the kubelet's calls. kubeletplugin chooses the names.
-func (d *Driver) helperSockets() []string {
-	o := d.options
+func (p *probes) helperSockets() []string {
+	o := p.driver.options
 	registration := o.DriverName + "-reg.sock"
 	if o.RollingUpdate {
 		registration = kubeletplugin.RollingUpdateRegistrarSocketFile(o.RegistryDir, o.DriverName, types.UID(o.Instance))
 	}
-	return []string{filepath.Join(o.RegistryDir, registration), d.kubeletSocket()}
+	return []string{filepath.Join(o.RegistryDir, registration), p.driver.kubeletSocket()}
 }
 
 // pingTimeout limits the check of one socket: checking all of them must take less time than a probe.
@@ -128,7 +129,7 @@ func (p *probes) ready() error {
 	if reason := p.driver.waiting.Load(); reason != nil {
 		return *reason
 	}
-	if err := errors.Join(p.started(), p.live(), p.driver.checkHook()); err != nil {
+	if err := errors.Join(p.started(), p.live(), p.driver.hook.check()); err != nil {
 		return err
 	}
 	for k, checker := range kindsOf[ReadinessChecker](p.driver.kinds) {
@@ -136,7 +137,7 @@ func (p *probes) ready() error {
 			return fmt.Errorf("%s: %w", k.Name(), err)
 		}
 	}
-	return p.driver.publication.check()
+	return p.driver.publisher.publication.check()
 }
 
 // serve answers probes until ctx ends.

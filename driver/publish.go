@@ -8,12 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
+	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/internal/requeue"
 )
 
@@ -27,46 +30,77 @@ const (
 	detachedSettleTime = time.Second
 )
 
+// publisher refreshes the devices and publishes them as ResourceSlices.
+type publisher struct {
+	client       kubernetes.Interface
+	driverName   string
+	kinds        kinds
+	records      *nodeRecords
+	health       *healthBoard
+	warnings     *warnings
+	degradations *degradations
+	publication  publication
+	// isNewest reports whether no newer plugin runs, which would publish the devices.
+	isNewest func() bool
+	// restore restores attachments after a device changed.
+	restore func(context.Context)
+	// enqueueClaimsOf makes the reporter report the claims that hold shares of the devices.
+	enqueueClaimsOf func(claims []*record.Claim, devices []string)
+
+	// requested has an element after requestRefresh.
+	requested chan struct{}
+	// refreshesLater reports whether requestRefreshLater has started a timer.
+	refreshesLater atomic.Bool
+	// refreshAfter is the time until the next refresh without an event, in
+	// nanoseconds.
+	refreshAfter atomic.Int64
+}
+
 // requestRefresh makes the publisher refresh the devices and publish them if
 // they changed.
-func (d *Driver) requestRefresh() {
+func (p *publisher) requestRefresh() {
 	select {
-	case d.refresh <- struct{}{}:
+	case p.requested <- struct{}{}:
 	default: // a refresh is pending
 	}
 }
 
 // requestRefreshLater is like requestRefresh, but collects requests for detachedSettleTime.
-func (d *Driver) requestRefreshLater() {
-	if !d.refreshesLater.CompareAndSwap(false, true) {
+func (p *publisher) requestRefreshLater() {
+	if !p.refreshesLater.CompareAndSwap(false, true) {
 		return
 	}
 	time.AfterFunc(detachedSettleTime, func() {
-		d.refreshesLater.Store(false)
-		d.requestRefresh()
+		p.refreshesLater.Store(false)
+		p.requestRefresh()
 	})
 }
 
-// publish keeps the node's pool of ResourceSlices up to date until ctx ends.
+// slicesWriter writes ResourceSlices: the helper.
+type slicesWriter interface {
+	PublishResources(ctx context.Context, resources resourceslice.DriverResources) error
+}
+
+// run keeps the node's pool of ResourceSlices up to date until ctx ends.
 // The helper writes the slices, and only if they differ.
-func (d *Driver) publish(ctx context.Context) {
+func (p *publisher) run(ctx context.Context, helper slicesWriter) {
 	logger := klog.FromContext(ctx)
 	for {
-		if err := d.publishResources(ctx, d.resources()); err != nil && ctx.Err() == nil {
+		if err := p.publishResources(ctx, helper, p.resources()); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Failed to publish ResourceSlices")
 		}
-		if !d.awaitRefresh(ctx) {
+		if !p.awaitRefresh(ctx) {
 			return
 		}
-		if !d.handover.isNewest() {
+		if !p.isNewest() {
 			continue
 		}
-		changed, err := d.refreshKinds(ctx)
+		changed, err := p.refreshKinds(ctx)
 		if err != nil {
 			logger.Error(err, "Failed to refresh devices")
 		}
 		if changed {
-			d.restore(ctx)
+			p.restore(ctx)
 		}
 	}
 }
@@ -74,26 +108,28 @@ func (d *Driver) publish(ctx context.Context) {
 // publishResources makes the helper write the slices, after checking the last call's. The first call to
 // PublishResources waits until the helper can list ResourceSlices, so a plugin that is not permitted to does not make
 // it: it would no longer refresh the devices.
-func (d *Driver) publishResources(ctx context.Context, resources resourceslice.DriverResources) error {
-	d.publication.setWanted(resources)
-	err := d.confirmPublished(ctx, resources)
-	if d.reportRefusal(ctx, err) {
+func (p *publisher) publishResources(
+	ctx context.Context, helper slicesWriter, resources resourceslice.DriverResources,
+) error {
+	p.publication.setWanted(resources)
+	err := p.confirmPublished(ctx, resources)
+	if p.reportRefusal(ctx, err) {
 		return nil
 	}
-	return errors.Join(err, d.helper.PublishResources(ctx, resources))
+	return errors.Join(err, helper.PublishResources(ctx, resources))
 }
 
 // awaitRefresh waits until the devices are due for a refresh. It returns false
 // after ctx has ended.
-func (d *Driver) awaitRefresh(ctx context.Context) bool {
-	timer := time.NewTimer(d.nextRefresh())
+func (p *publisher) awaitRefresh(ctx context.Context) bool {
+	timer := time.NewTimer(p.nextRefresh())
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return false
 	case <-timer.C:
 		return true
-	case <-d.refresh:
+	case <-p.requested:
 	}
 	select {
 	case <-ctx.Done():
@@ -104,17 +140,17 @@ func (d *Driver) awaitRefresh(ctx context.Context) bool {
 }
 
 // nextRefresh returns the time until the next refresh without an event.
-func (d *Driver) nextRefresh() time.Duration {
-	return requeue.Soonest(time.Duration(d.refreshAfter.Load()), d.publication.nextCheck())
+func (p *publisher) nextRefresh() time.Duration {
+	return requeue.Soonest(time.Duration(p.refreshAfter.Load()), p.publication.nextCheck())
 }
 
 // refreshKinds refreshes the devices of all kinds, and announces their health. It reports whether a device changed in
 // a way that requires restoring its attachments. If some kinds fail, it refreshes the others and joins the errors.
-func (d *Driver) refreshKinds(ctx context.Context) (changed bool, failed error) {
-	claims := d.records.readableClaims(ctx)
+func (p *publisher) refreshKinds(ctx context.Context) (changed bool, failed error) {
+	claims := p.records.readableClaims(ctx)
 	after := resyncInterval
 	var affected []string
-	for _, k := range d.kinds.all {
+	for _, k := range p.kinds.all {
 		refreshed, err := k.Refresh(ctx, sharesOf(claims, k.Name()))
 		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("devices of kind %s: %w", k.Name(), err))
@@ -124,16 +160,16 @@ func (d *Driver) refreshKinds(ctx context.Context) (changed bool, failed error) 
 		affected = append(affected, refreshed.Affected...)
 		after = requeue.Soonest(after, refreshed.RequeueAfter)
 	}
-	d.refreshAfter.Store(int64(after))
-	d.reportProblems()
-	d.enqueueClaimsOf(claims, append(affected, d.health.announce(d.deviceHealth())...))
+	p.refreshAfter.Store(int64(after))
+	p.warnings.update(problemsOf(p.kinds))
+	p.enqueueClaimsOf(claims, append(affected, p.health.announce(healthOf(p.kinds))...))
 	return changed, failed
 }
 
 // resources returns the node's devices as ResourceSlices.
-func (d *Driver) resources() resourceslice.DriverResources {
+func (p *publisher) resources() resourceslice.DriverResources {
 	var devices []resourceapi.Device
-	for _, k := range d.kinds.all {
+	for _, k := range p.kinds.all {
 		if _, ok := k.(MultiNode); !ok {
 			devices = append(devices, k.Devices()...)
 		}
@@ -146,5 +182,5 @@ func (d *Driver) resources() resourceslice.DriverResources {
 			pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: chunk})
 		}
 	}
-	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.options.NodeName: pool}}
+	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.kinds.node: pool}}
 }

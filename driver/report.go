@@ -66,14 +66,14 @@ func (r *reporter) enqueue(uid types.UID) { r.queue.Add(uid) }
 // enqueueSoon makes a worker report a claim after reportDelay.
 func (r *reporter) enqueueSoon(uid types.UID) { r.queue.AddAfter(uid, reportDelay) }
 
-// enqueueClaimsOf makes the reporter report the claims that hold shares of the devices.
-func (d *Driver) enqueueClaimsOf(claims []*record.Claim, devices []string) {
+// enqueueClaimsOf makes a worker report the claims that hold shares of the devices.
+func (r *reporter) enqueueClaimsOf(claims []*record.Claim, devices []string) {
 	if len(devices) == 0 {
 		return
 	}
 	for _, c := range claims {
 		if slices.ContainsFunc(c.Shares, func(s record.Share) bool { return slices.Contains(devices, s.Device) }) {
-			d.status.enqueue(c.UID)
+			r.enqueue(c.UID)
 		}
 	}
 }

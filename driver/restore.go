@@ -84,15 +84,15 @@ func (d *Driver) restoreAttachment(ctx context.Context, s share, r attach.Record
 	return err
 }
 
-// restoreSpecs restores the CDI specs of prepared claims that cannot be used; see ensureSpec.
+// restoreSpecs restores the CDI specs of prepared claims that cannot be used; see claimSpecs.ensure.
 // Restarting containers need them. After a reboot the kubelet prepares all claims again.
 func (d *Driver) restoreSpecs(ctx context.Context) {
 	for _, c := range d.records.readableClaims(ctx) {
 		if c.Phase != record.Prepared || !d.records.claims.Current(c) {
 			continue
 		}
-		want, err := d.cdiDevices(c.UID, d.kinds.resolveAll(c.Shares))
-		if err == nil && d.hasSpec(c.UID, want) {
+		want, err := d.specs.devices(c.UID, d.kinds.resolveAll(c.Shares))
+		if err == nil && d.specs.has(c.UID, want) {
 			continue
 		}
 		err = d.withClaim(ctx, c.UID, func(context.Context) error {
@@ -100,7 +100,7 @@ func (d *Driver) restoreSpecs(ctx context.Context) {
 			if err != nil || prepared == nil {
 				return err
 			}
-			return d.ensureSpec(prepared.UID, d.kinds.resolveAll(prepared.Shares))
+			return d.specs.ensure(prepared.UID, d.kinds.resolveAll(prepared.Shares))
 		})
 		if err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).

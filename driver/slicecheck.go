@@ -15,6 +15,8 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
@@ -29,16 +31,16 @@ import (
 
 // reportRefusal reports whether err means that the API server refused to list or store ResourceSlices. If so, it
 // reports the refusal in the log, in a metric, in an event on the node, and in the readiness of the plugin.
-func (d *Driver) reportRefusal(ctx context.Context, err error) bool {
+func (p *publisher) reportRefusal(ctx context.Context, err error) bool {
 	if !isRefusal(err) {
 		return false
 	}
 	remedy := refusalRemedy(err)
 	reason := fmt.Errorf("the API server refuses the ResourceSlices of this node: %s: %s", withoutName(err), remedy)
-	d.publication.refuse(reason)
-	d.degraded(ctx, params.DegradedSlicesRefused,
+	p.publication.refuse(reason)
+	p.degradations.report(ctx, params.DegradedSlicesRefused,
 		"the scheduler uses an outdated list of this node's devices, or none: "+remedy, err)
-	d.warnings.warn(params.EventReasonSlicesRefused, "", reason.Error())
+	p.warnings.warn(params.EventReasonSlicesRefused, "", reason.Error())
 	return true
 }
 
@@ -89,7 +91,7 @@ func refusalRemedy(err error) string {
 // reportDroppedFields reports whether err means that the API server dropped fields of the ResourceSlices. If so, it
 // reports the consequence in the log, in a metric, in an event on the node, and, if no device can be shared, in the
 // readiness of the plugin.
-func (d *Driver) reportDroppedFields(ctx context.Context, err error) bool {
+func (p *publisher) reportDroppedFields(ctx context.Context, err error) bool {
 	var dropped *resourceslice.DroppedFieldsError
 	if !errors.As(err, &dropped) {
 		return false
@@ -98,12 +100,12 @@ func (d *Driver) reportDroppedFields(ctx context.Context, err error) bool {
 	consequence := describeDisabled(features)
 	reason := fmt.Errorf("the API server dropped fields of the ResourceSlices, because the feature gates %s are off: %s",
 		strings.Join(features, ", "), consequence)
-	d.degraded(ctx, params.DegradedFeaturesDisabled, consequence, err)
-	d.warnings.warn(params.EventReasonFeaturesDisabled, "", reason.Error())
+	p.degradations.report(ctx, params.DegradedFeaturesDisabled, consequence, err)
+	p.warnings.warn(params.EventReasonFeaturesDisabled, "", reason.Error())
 	if slices.Contains(features, consumableCapacity) {
-		d.publication.drop(reason)
+		p.publication.drop(reason)
 	} else {
-		d.publication.drop(nil)
+		p.publication.drop(nil)
 	}
 	return true
 }
@@ -114,14 +116,14 @@ const confirmTimeout = 5 * time.Second
 // confirmPublished compares the slices in the API server with those to be published, and reports the end of what
 // reportRefusal and reportDroppedFields reported. It does not make a request if the API server is known to have the
 // slices. While there is a problem, each PublishResources call writes the slices again.
-func (d *Driver) confirmPublished(ctx context.Context, want resourceslice.DriverResources) error {
-	fieldsDropped := d.isDegraded(params.DegradedFeaturesDisabled)
-	if d.publication.isConfirmed() && !fieldsDropped {
+func (p *publisher) confirmPublished(ctx context.Context, want resourceslice.DriverResources) error {
+	fieldsDropped := p.degradations.has(params.DegradedFeaturesDisabled)
+	if p.publication.isConfirmed() && !fieldsDropped {
 		return nil
 	}
 	limited, cancel := context.WithTimeout(ctx, confirmTimeout)
 	defer cancel()
-	stored, err := d.publishedSlices(limited)
+	stored, err := p.publishedSlices(limited)
 	if err != nil {
 		return fmt.Errorf("list the ResourceSlices of this node: %w", err)
 	}
@@ -129,30 +131,68 @@ func (d *Driver) confirmPublished(ctx context.Context, want resourceslice.Driver
 	for i := range stored {
 		published = append(published, stored[i].Spec.Devices...)
 	}
-	devices, complete := devicesOf(want), len(stored) == len(want.Pools[d.options.NodeName].Slices)
+	devices, complete := devicesOf(want), len(stored) == len(want.Pools[p.kinds.node].Slices)
 	switch {
 	case complete && resourceslice.DevicesDeepEqual(published, devices):
-		d.reportStored()
-		d.reportFieldsStored()
+		p.reportStored()
+		p.reportFieldsStored()
 	case complete && fieldsDropped && resourceslice.DevicesDeepEqual(withoutGated(published), withoutGated(devices)):
-		d.reportStored()
+		p.reportStored()
 	}
 	return nil
 }
 
+// publishedDevices returns the devices in the ResourceSlices of the node. The result is never nil.
+func (p *publisher) publishedDevices(ctx context.Context) ([]resourceapi.Device, error) {
+	published, err := p.publishedSlices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	devices := []resourceapi.Device{}
+	for i := range published {
+		devices = append(devices, published[i].Spec.Devices...)
+	}
+	return devices, nil
+}
+
+// publishedSlices returns the node's ResourceSlices, without slices from former generations of its pool.
+func (p *publisher) publishedSlices(ctx context.Context) (newest []resourceapi.ResourceSlice, err error) {
+	list, err := p.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
+		FieldSelector: fields.Set{
+			resourceapi.ResourceSliceSelectorDriver:   p.driverName,
+			resourceapi.ResourceSliceSelectorNodeName: p.kinds.node,
+		}.String(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	generation := int64(-1)
+	for _, s := range list.Items {
+		pool := s.Spec.Pool
+		if s.Spec.Driver != p.driverName || pool.Name != p.kinds.node || pool.Generation < generation {
+			continue
+		}
+		if pool.Generation > generation {
+			newest, generation = newest[:0], pool.Generation
+		}
+		newest = append(newest, s)
+	}
+	return newest, nil
+}
+
 // reportStored reports that the API server has the slices.
-func (d *Driver) reportStored() {
-	d.publication.confirm()
-	d.recovered(params.DegradedSlicesRefused)
-	d.warnings.end(params.EventReasonSlicesRefused, "", params.EventReasonSlicesStored,
+func (p *publisher) reportStored() {
+	p.publication.confirm()
+	p.degradations.end(params.DegradedSlicesRefused)
+	p.warnings.end(params.EventReasonSlicesRefused, "", params.EventReasonSlicesStored,
 		"the API server now stores the ResourceSlices")
 }
 
 // reportFieldsStored reports that the API server has all fields of the slices.
-func (d *Driver) reportFieldsStored() {
-	d.publication.restoreFields()
-	d.recovered(params.DegradedFeaturesDisabled)
-	d.warnings.end(params.EventReasonFeaturesDisabled, "", params.EventReasonFeaturesEnabled,
+func (p *publisher) reportFieldsStored() {
+	p.publication.restoreFields()
+	p.degradations.end(params.DegradedFeaturesDisabled)
+	p.warnings.end(params.EventReasonFeaturesDisabled, "", params.EventReasonFeaturesEnabled,
 		"the API server now stores all fields of the ResourceSlices")
 }
 

@@ -10,8 +10,6 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/klog/v2"
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
@@ -87,7 +85,7 @@ func (d *Driver) tryTakeOver(ctx context.Context) error {
 	var published []resourceapi.Device
 	if len(d.handover.predecessors()) > 0 {
 		var err error
-		if published, err = d.publishedDevices(ctx); err != nil {
+		if published, err = d.publisher.publishedDevices(ctx); err != nil {
 			return refused(fmt.Errorf("list the devices of the running plugin: %w", err))
 		}
 		err = d.eachTakeoverChecker(func(c TakeoverChecker) error { return c.CheckTakeover(ctx, published) })
@@ -102,7 +100,7 @@ func (d *Driver) tryTakeOver(ctx context.Context) error {
 	if err := errors.Join(d.records.claims.MakeDir(), d.specs.MakeDirs()); err != nil {
 		return err
 	}
-	if err := d.installHook(ctx); err != nil {
+	if err := d.hook.install(ctx); err != nil {
 		return &waitError{event: params.EventReasonHookMissing,
 			err: fmt.Errorf("containers with shares cannot start: %w", err)}
 	}
@@ -137,47 +135,9 @@ func (d *Driver) reportWaiting(ctx context.Context, wait *waitError) {
 	d.warnings.warn(wait.event, "", err.Error())
 }
 
-// endWaiting reports that this plugin no longer waits. The event that ends HookMissing follows from ensureHook.
+// endWaiting reports that this plugin no longer waits. The event that ends HookMissing follows from hookInstaller.ensure.
 func (d *Driver) endWaiting() {
 	d.waiting.Store(nil)
 	d.warnings.end(params.EventReasonHandoverRefused, "", params.EventReasonHandoverCompleted,
 		"the plugin that waited has taken over")
-}
-
-// publishedDevices returns the devices in the ResourceSlices of the node. The result is never nil.
-func (d *Driver) publishedDevices(ctx context.Context) ([]resourceapi.Device, error) {
-	published, err := d.publishedSlices(ctx)
-	if err != nil {
-		return nil, err
-	}
-	devices := []resourceapi.Device{}
-	for i := range published {
-		devices = append(devices, published[i].Spec.Devices...)
-	}
-	return devices, nil
-}
-
-// publishedSlices returns the node's ResourceSlices, without slices from former generations of its pool.
-func (d *Driver) publishedSlices(ctx context.Context) (newest []resourceapi.ResourceSlice, err error) {
-	list, err := d.options.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
-		FieldSelector: fields.Set{
-			resourceapi.ResourceSliceSelectorDriver:   d.options.DriverName,
-			resourceapi.ResourceSliceSelectorNodeName: d.options.NodeName,
-		}.String(),
-	})
-	if err != nil {
-		return nil, err
-	}
-	generation := int64(-1)
-	for _, s := range list.Items {
-		pool := s.Spec.Pool
-		if s.Spec.Driver != d.options.DriverName || pool.Name != d.options.NodeName || pool.Generation < generation {
-			continue
-		}
-		if pool.Generation > generation {
-			newest, generation = newest[:0], pool.Generation
-		}
-		newest = append(newest, s)
-	}
-	return newest, nil
 }

@@ -89,7 +89,7 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 		}
 	}
 	// The claim's capacity is free. If its device is missing from the node, the plugin no longer needs to publish it.
-	d.requestRefreshLater()
+	d.publisher.requestRefreshLater()
 	d.status.written.Forget(claim.UID)
 	d.failures.forget(shares)
 	d.detached.Delete(claim.UID)

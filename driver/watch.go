@@ -20,7 +20,7 @@ import (
 func (d *Driver) watch(ctx context.Context, w Watcher) error {
 	err := w.Watch(ctx, func(c Change) { d.handle(ctx, c) })
 	if errors.Is(err, ErrWatchUnavailable) {
-		d.degraded(
+		d.degradations.report(
 			ctx,
 			params.DegradedDevicesNotWatched,
 			"the plugin notices added and removed devices up to "+resyncInterval.String()+" later",
@@ -49,7 +49,7 @@ func (d *Driver) resync(ctx context.Context) {
 		case d.outdated.CompareAndSwap(true, false): // a newer plugin ran and stopped
 			d.resumeAfterOther(ctx)
 		default:
-			d.requestRefresh()
+			d.publisher.requestRefresh()
 			d.status.enqueueRound(round)
 			d.restoreDifferences(ctx)
 		}
@@ -66,7 +66,7 @@ func (d *Driver) handle(ctx context.Context, c Change) {
 		return
 	}
 	if c.Resync || c.Devices {
-		d.requestRefresh()
+		d.publisher.requestRefresh()
 	}
 	if c.Resync {
 		d.restore(ctx)
