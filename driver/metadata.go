@@ -152,12 +152,17 @@ func (d *Driver) prepareThroughOwnSocket(ctx context.Context, c *record.Claim) e
 		return err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, ownSocketTimeout)
-	defer cancel()
 	if _, running := d.restoring.LoadOrStore(c.UID, true); running {
 		return nil
 	}
-	defer d.restoring.Delete(c.UID)
+	stopping := ctx
+	defer func() {
+		if stopping.Err() == nil { // otherwise the endpoint may still be preparing the claim
+			d.restoring.Delete(c.UID)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, ownSocketTimeout)
+	defer cancel()
 	plugin := drapb.NewDRAPluginClient(conn)
 	claims := []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}
 	response, err := plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: claims})

@@ -26,7 +26,8 @@ func (l attachmentsOfKind) List(selected func(*attach.Record) bool) (attachments
 	if !l.driver.handover.isNewest() {
 		return nil, nil
 	}
-	records, err := l.driver.records.attachments.Select(func(r *attach.Record) bool { return r.Kind == l.kind && selected(r) })
+	ofKind := func(r *attach.Record) bool { return r.Kind == l.kind && selected(r) }
+	records, err := l.driver.records.attachments.Select(ofKind)
 	for _, r := range records {
 		attachments = append(attachments, Attachment{Share: l.driver.records.shareOfAttachment(r).Share, Record: r})
 	}
