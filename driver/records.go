@@ -60,7 +60,9 @@ func logUnreadable(ctx context.Context, err error, keysAndValues ...any) {
 
 // attachmentsOf returns the readable attachments of a share. It logs the
 // others.
-func (n *nodeRecords) attachmentsOf(ctx context.Context, uid types.UID, shareName string) (attachments []attach.Record) {
+func (n *nodeRecords) attachmentsOf(
+	ctx context.Context, uid types.UID, shareName string,
+) (attachments []attach.Record) {
 	for _, a := range n.attachmentsOfClaim(ctx, uid) {
 		if a.Share == shareName {
 			attachments = append(attachments, a)

@@ -135,7 +135,8 @@ func (d *Driver) reportWaiting(ctx context.Context, wait *waitError) {
 	d.warnings.warn(wait.event, "", err.Error())
 }
 
-// endWaiting reports that this plugin no longer waits. The event that ends HookMissing follows from hookInstaller.ensure.
+// endWaiting reports that this plugin no longer waits. The event that ends HookMissing follows from
+// hookInstaller.ensure.
 func (d *Driver) endWaiting() {
 	d.waiting.Store(nil)
 	d.warnings.end(params.EventReasonHandoverRefused, "", params.EventReasonHandoverCompleted,
