@@ -145,9 +145,9 @@ func (c *deviceCollector) Describe(descriptions chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *deviceCollector) Collect(out chan<- prometheus.Metric) {
-	if c.driver.options.Installation != nil {
+	if installation := c.driver.options.Installation; installation != nil {
 		installed := 1.0
-		if c.driver.hook.check() != nil {
+		if installation.Check() != nil {
 			installed = 0
 		}
 		gauge(out, descHook, installed)
