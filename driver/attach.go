@@ -24,7 +24,7 @@ import (
 func (d *Driver) Attach(ctx context.Context, r attach.Request, sockets attach.Sockets) (attach.Response, error) {
 	uid, start := types.UID(r.ClaimUID), time.Now()
 	ctx = WithAttachment(ctx, r.ClaimUID, r.Share, r.Pod)
-	err := d.withClaim(ctx, uid, func(ctx context.Context) error {
+	err := d.locks.withClaim(ctx, uid, func(ctx context.Context) error {
 		return d.attach(ctx, r, Sandbox{Sockets: sockets})
 	})
 	if sockets.Lack(err) {
@@ -110,7 +110,7 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) 
 	recorded := newAttachment(s, r, attached)
 	// The metadata is written before the record: once the record exists, the
 	// hook no longer calls the plugin for this sandbox.
-	d.updateMetadata(ctx, types.UID(r.ClaimUID), s, &pendingAttachment{recorded, attached})
+	d.deviceMetadata.update(ctx, types.UID(r.ClaimUID), s, &pendingAttachment{recorded, attached})
 	if err := d.records.attachments.Write(recorded); err != nil {
 		return errors.Join(fmt.Errorf("write attachment record: %w", err), d.detach(ctx, s, recorded))
 	}

@@ -7,13 +7,11 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
@@ -39,15 +37,15 @@ func podOf(pod *corev1.Pod) attach.Pod {
 // observePods completes the states of a claim's shares with information about pods that only the API server has. It
 // also forgets the failures of pods that no longer use the claim: no kernel event announces the end of a pod without
 // attachments.
-func (d *Driver) observePods(ctx context.Context, claim *record.Claim, shares []share, states []shareState) error {
-	pods, err := d.consumersOf(ctx, claim, shares)
+func (o *observer) observePods(ctx context.Context, claim *record.Claim, shares []share, states []shareState) error {
+	pods, err := o.consumersOf(ctx, claim, shares)
 	if pods == nil || err != nil {
 		return err
 	}
-	d.failures.keepOnly(shares, pods.using)
-	d.forgetOldDetachment(claim.UID)
+	o.failures.keepOnly(shares, pods.using)
+	o.detachments.forgetOld(claim.UID)
 	for i := range states {
-		d.addUnattached(&states[i], claim, pods.reserved)
+		o.addUnattached(&states[i], claim, pods.reserved)
 	}
 	return nil
 }
@@ -62,16 +60,16 @@ type consumers struct {
 
 // consumersOf asks the API server for the pods of a claim. It returns nil if the claim is
 // gone or deallocated.
-func (d *Driver) consumersOf(ctx context.Context, recorded *record.Claim, shares []share) (*consumers, error) {
-	claim, err := d.currentClaim(ctx, recorded)
+func (o *observer) consumersOf(ctx context.Context, recorded *record.Claim, shares []share) (*consumers, error) {
+	claim, err := o.claims.current(ctx, recorded)
 	if claim == nil || err != nil {
 		return nil, err
 	}
-	reserved, err := d.reservedPods(ctx, claim)
+	reserved, err := o.reservedPods(ctx, claim)
 	if err != nil {
 		return nil, err
 	}
-	using, err := d.podsUsing(ctx, claim, shares)
+	using, err := o.podsUsing(ctx, claim, shares)
 	if err != nil {
 		return nil, err
 	}
@@ -81,23 +79,23 @@ func (d *Driver) consumersOf(ctx context.Context, recorded *record.Claim, shares
 // addUnattached adds, to the state of a share that is not attached to any pod, the pods that will
 // never get it: their containers do not reference the claim, or their runtime does not run the
 // hook.
-func (d *Driver) addUnattached(state *shareState, claim *record.Claim, pods []*corev1.Pod) {
+func (o *observer) addUnattached(state *shareState, claim *record.Claim, pods []*corev1.Pod) {
 	if state.attacher == nil || len(state.attachments) > 0 || state.pending {
 		return
 	}
 	state.unreferenced = unreferencedPods(pods, claim.Name, state.Request)
-	if !d.hasJustDetached(claim.UID) && state.attacher.Attaches(state.Share) {
-		state.hookNotRun = podsWithoutHook(pods, claim.Name, state.Request, d.options.NodeName)
+	if !o.detachments.isRecent(claim.UID) && state.attacher.Attaches(state.Share) {
+		state.hookNotRun = podsWithoutHook(pods, claim.Name, state.Request, o.nodeName)
 	}
 }
 
 // reservedPods gets the existing pods that a claim is reserved for.
-func (d *Driver) reservedPods(ctx context.Context, claim *resourceapi.ResourceClaim) (pods []*corev1.Pod, err error) {
+func (o *observer) reservedPods(ctx context.Context, claim *resourceapi.ResourceClaim) (pods []*corev1.Pod, err error) {
 	for _, consumer := range podConsumers(claim) {
-		pod, err := d.getPod(ctx, consumer)
+		pod, err := o.getPod(ctx, consumer)
 		if apierrors.IsForbidden(err) {
 			// The rest of the status does not depend on the pods.
-			d.degradations.report(
+			o.degradations.report(
 				ctx,
 				params.DegradedPodsNotReadable,
 				"the plugin does not detect pods whose containers do not reference their claim: does its role permit getting pods?",
@@ -117,7 +115,7 @@ func (d *Driver) reservedPods(ctx context.Context, claim *resourceapi.ResourceCl
 
 // podsUsing returns the UIDs of the pods that use a claim. If the claim is reserved for an object that represents
 // pods, such as a PodGroup, they include existing pods with a failed attachment.
-func (d *Driver) podsUsing(
+func (o *observer) podsUsing(
 	ctx context.Context,
 	claim *resourceapi.ResourceClaim,
 	shares []share,
@@ -134,8 +132,8 @@ func (d *Driver) podsUsing(
 	if !represented {
 		return using, nil
 	}
-	for _, failed := range d.failures.pods(shares) {
-		pod, err := d.getPod(ctx, failed)
+	for _, failed := range o.failures.pods(shares) {
+		pod, err := o.getPod(ctx, failed)
 		if err != nil && !apierrors.IsForbidden(err) {
 			return nil, err
 		}
@@ -147,8 +145,8 @@ func (d *Driver) podsUsing(
 }
 
 // getPod gets a pod, or nil if it no longer exists.
-func (d *Driver) getPod(ctx context.Context, ref attach.Pod) (*corev1.Pod, error) {
-	pod, err := d.options.Client.CoreV1().Pods(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+func (o *observer) getPod(ctx context.Context, ref attach.Pod) (*corev1.Pod, error) {
+	pod, err := o.client.CoreV1().Pods(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && string(pod.UID) != ref.UID {
 		return nil, nil
 	}
@@ -231,21 +229,4 @@ func podsWithoutHook(pods []*corev1.Pod, claim, request, node string) (without [
 		}
 	}
 	return without
-}
-
-// detachLag is how long a pod's status may still show containers of a sandbox that has ended.
-const detachLag = resyncInterval
-
-// hasJustDetached reports whether a share of the claim was detached within detachLag.
-func (d *Driver) hasJustDetached(claim types.UID) bool {
-	at, _ := d.detached.Load(claim)
-	last, ok := at.(time.Time)
-	return ok && time.Since(last) < detachLag
-}
-
-// forgetOldDetachment removes the time of the claim's last detachment if hasJustDetached no longer needs it.
-func (d *Driver) forgetOldDetachment(claim types.UID) {
-	if !d.hasJustDetached(claim) {
-		d.detached.Delete(claim)
-	}
 }

@@ -24,8 +24,8 @@ func (d *Driver) detachEnded(ctx context.Context, s share, r attach.Record) erro
 	start := time.Now()
 	err := d.detach(ctx, s, r)
 	d.metrics.observe(operationDetach, start, err)
-	if d.isHelperReady() { // otherwise the plugin is starting, and updateMetadata would wait
-		d.updateMetadata(ctx, types.UID(r.ClaimUID), s, nil) // describes an attachment if there is only one
+	if d.helper.isStarted() { // otherwise the plugin is starting, and update would wait
+		d.deviceMetadata.update(ctx, types.UID(r.ClaimUID), s, nil) // describes an attachment if there is only one
 	}
 	d.status.enqueue(types.UID(r.ClaimUID))
 	if err == nil {
@@ -42,7 +42,7 @@ func (d *Driver) detach(ctx context.Context, s share, r attach.Record) error {
 		}
 	}
 	d.failures.set(r.Share, r.Pod, nil)
-	d.detached.Store(types.UID(r.ClaimUID), time.Now())
+	d.detachments.add(types.UID(r.ClaimUID))
 	return d.removeAttachment(s, r)
 }
 

@@ -68,7 +68,6 @@ import (
 	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/driver/lock"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
-	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
 // Driver implements kubeletplugin.DRAPlugin and attach.Handler. It is safe for
@@ -77,44 +76,33 @@ type Driver struct {
 	options Options
 	kinds   kinds
 	records *nodeRecords
-	specs   *claimSpecs
-	hook    *hookInstaller
-	status  *reporter
+	locks   claimLocks
+	helper  *helper
 
-	// locks serializes the steps of one claim, across both plugins of a rolling
-	// update. Lock order: a claim's lock before admissionLock, metadataDir, and the
-	// locks of device kinds.
-	locks lock.Dir
-	// outdated reports whether this plugin has ignored changes, because a newer one ran.
-	outdated atomic.Bool
-	ended    *endedSandboxes
+	specs          *claimSpecs
+	hook           *hookInstaller
+	deviceMetadata *deviceMetadata
+
+	publisher *publisher
+	health    *healthBoard
+	claims    claimReader
+	observer  *observer
+	status    *reporter
 
 	handover *handover
 	// waiting is why this plugin does not take over from its predecessor; nil if it is not waiting.
 	waiting atomic.Pointer[error]
+	// outdated reports whether this plugin has ignored changes, because a newer one ran.
+	outdated atomic.Bool
+	ended    *endedSandboxes
 
-	// helper is set before helperReady is closed. The driver serves hooks shortly before that: attaching waits for
-	// helperReady while holding the claim's lock.
-	helper      *kubeletplugin.Helper
-	helperReady chan struct{}
-	// metadataSpecs are the names of the helper's CDI specs.
-	metadataSpecs *files.Directory[struct{}]
-	// restoring holds the UIDs of claims that the driver prepares again to
-	// restore missing files: a claim that was unprepared in the meantime must
-	// not be prepared.
-	restoring sync.Map
-	// detached holds when a claim's share was last detached, by claim UID, until detachLag has passed or the claim is
-	// unprepared.
-	detached sync.Map
-	// fatal receives an error that the driver cannot recover from.
-	fatal context.CancelCauseFunc
-
-	publisher    *publisher
-	health       *healthBoard
-	warnings     *warnings
 	failures     failures
+	detachments  detachments
+	warnings     *warnings
 	metrics      *metrics
 	degradations *degradations
+	// fatal receives an error that the driver cannot recover from.
+	fatal context.CancelCauseFunc
 }
 
 // resyncInterval is how often the driver repeats everything that events should have triggered.
@@ -153,32 +141,22 @@ func New(o Options) (*Driver, error) {
 			attachments: attach.OpenRecords(o.RunDir, bootID, o.Failpoints),
 			kinds:       kinds,
 		},
-		locks:       locks,
-		ended:       newEndedSandboxes(),
-		helperReady: make(chan struct{}),
-		health:      newHealthBoard(),
-		handover:    newHandover(locks, o.Instance),
-		warnings:    newWarnings(o.Events, o.NodeName),
+		locks:    claimLocks{locks},
+		helper:   newHelper(),
+		health:   newHealthBoard(),
+		claims:   claimReader{o.Client},
+		handover: newHandover(locks, o.Instance),
+		ended:    newEndedSandboxes(),
+		warnings: newWarnings(o.Events, o.NodeName),
 	}
-	d.metadataSpecs = files.NewDirectory(o.CDIDir, d.metadataSpecsPrefix(), ".json",
-		func(string) (struct{}, error) { return struct{}{}, nil })
-	d.status, d.metrics = newReporter(d), newMetrics(d)
+	d.metrics = newMetrics(o, d.records, kinds)
 	d.degradations = &degradations{gauge: d.metrics.degraded}
 	d.hook = &hookInstaller{installation: o.Installation, path: o.Hook, warnings: d.warnings, degradations: d.degradations}
 	d.specs = &claimSpecs{Specs: specs, runDir: o.RunDir, hook: d.hook}
-	d.publisher = &publisher{
-		client:          o.Client,
-		driverName:      o.DriverName,
-		kinds:           kinds,
-		records:         d.records,
-		health:          d.health,
-		warnings:        d.warnings,
-		degradations:    d.degradations,
-		isNewest:        d.handover.isNewest,
-		restore:         d.restore,
-		enqueueClaimsOf: d.status.enqueueClaimsOf,
-		requested:       make(chan struct{}, 1),
-	}
+	d.deviceMetadata = newDeviceMetadata(o, d.records, kinds, d.locks, d.helper)
+	d.observer = d.newObserver()
+	d.status = newReporter(o, d.records, d.observer, d.metrics.reports)
+	d.publisher = d.newPublisher()
 	return d, nil
 }
 
@@ -197,10 +175,11 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 			d.handover.abandon()
 		}
 	}()
-	probes := &probes{driver: d}
+	probes := d.newProbes()
 	d.serve(ctx, &group, "health", probes.serve)
-	nodeUID := make(chan types.UID, 1)
-	group.Go(func() { nodeUID <- d.nodeUID(ctx) }) // it may wait for the API server
+	node := &nodeWatch{client: d.options.Metadata, name: d.options.NodeName, degradations: d.degradations}
+	owner := make(chan types.UID, 1)
+	group.Go(func() { owner <- node.readOwner(ctx) }) // it may wait for the API server
 	if err := d.takeOver(ctx); err != nil {
 		if errors.Is(context.Cause(ctx), context.Canceled) { // stopped while it waited
 			d.handover.abandon()
@@ -209,11 +188,11 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 		}
 		return nil, err
 	}
-	uid := <-nodeUID // before hooks, which hold the lock of their claim until the helper has started
+	uid := <-owner // before hooks, which hold the lock of their claim until the helper has started
 	if err := d.startServices(ctx, &group); err != nil {
 		return nil, err
 	}
-	d.serve(ctx, &group, "watch of the Node", func(ctx context.Context) error { return d.watchNode(ctx, uid) })
+	d.serve(ctx, &group, "watch of the Node", func(ctx context.Context) error { return node.run(ctx, uid) })
 	if err := d.register(ctx, uid, probes); err != nil {
 		return nil, err
 	}
@@ -227,13 +206,12 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 // register starts the helper, which serves the kubelet and registers the plugin. uid is the UID of the Node, or "".
 func (d *Driver) register(ctx context.Context, uid types.UID, probes *probes) error {
 	options := append(d.pluginOptions(uid), kubeletplugin.GRPCInterceptor(probes.observeRegistration))
-	helper, err := kubeletplugin.Start(ctx, d, options...)
+	started, err := kubeletplugin.Start(ctx, d, options...)
 	if err != nil {
 		return fmt.Errorf("register with the kubelet: %w: do %s and %s exist?", err, d.options.PluginDir,
 			d.options.RegistryDir)
 	}
-	d.helper = helper
-	close(d.helperReady)
+	d.helper.set(started)
 	return nil
 }
 
@@ -313,15 +291,15 @@ func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup) {
 	group.Go(func() { d.status.run(ctx) })
 	group.Go(func() { d.resync(ctx) })
 	group.Go(func() { d.detachEndedSandboxes(ctx) })
-	group.Go(func() { d.restoreMetadata(ctx) })
+	group.Go(func() { d.deviceMetadata.restore(ctx) })
 	for _, reserver := range kindsOf[Reserver](d.kinds) {
 		group.Go(func() { reserver.MaintainReservations(ctx, d.records) })
 	}
 	for k, renewer := range kindsOf[Renewer](d.kinds) {
 		group.Go(func() { renewer.Renew(ctx, attachmentsOfKind{driver: d, kind: k.Name()}) })
 	}
-	group.Go(func() { d.publisher.run(ctx, d.helper) })
-	group.Go(func() { newGarbageCollector(d).run(ctx) })
+	group.Go(func() { d.publisher.run(ctx, d.helper.Helper) })
+	group.Go(func() { d.newGarbageCollector().run(ctx) })
 	group.Go(func() { d.handover.awaitPredecessors(ctx, d.resumeAfterOther) })
 }
 
@@ -344,7 +322,7 @@ func (d *Driver) pluginOptions(uid types.UID) []kubeletplugin.Option {
 		kubeletplugin.RegistrarDirectoryPath(d.options.RegistryDir),
 		kubeletplugin.Serialize(false), // the driver locks each claim, across plugins
 	}
-	options = append(options, d.metadataOptions()...)
+	options = append(options, d.deviceMetadata.helperOptions()...)
 	if uid != "" {
 		options = append(options, kubeletplugin.NodeUID(uid))
 	}
@@ -352,28 +330,6 @@ func (d *Driver) pluginOptions(uid types.UID) []kubeletplugin.Option {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(d.options.Instance)))
 	}
 	return options
-}
-
-// errClaimBusy means that a request timed out waiting for a claim's lock.
-var errClaimBusy = errors.New("timed out waiting for other requests for the claim")
-
-// withClaim runs f while holding a claim's lock. If ctx has ended, it returns the cause, because the request is out
-// of date. The error wraps errClaimBusy if ctx ended while withClaim waited for the lock.
-func (d *Driver) withClaim(ctx context.Context, uid types.UID, f func(context.Context) error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	release, err := d.locks.Key(ctx, string(uid))
-	if err == nil {
-		defer release()
-	}
-	if ctx.Err() != nil {
-		return fmt.Errorf("%w: %w", errClaimBusy, context.Cause(ctx))
-	}
-	if err != nil {
-		return err
-	}
-	return f(ctx)
 }
 
 // HandleError implements kubeletplugin.DRAPlugin. An error that is not

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -27,12 +28,37 @@ import (
 // garbageCollector removes driver objects that no live claim needs: leftovers of a crash, a reboot, or a kubelet that
 // lost its state. It never removes anything that a running pod may use.
 type garbageCollector struct {
-	driver *Driver
-	grace  gracePeriod
+	options        Options
+	records        *nodeRecords
+	specs          *claimSpecs
+	deviceMetadata *deviceMetadata
+	kinds          kinds
+	claims         claimReader
+	locks          claimLocks
+	degradations   *degradations
+	removed        prometheus.Counter
+	// isNewest reports whether no newer plugin runs; only the newest collects garbage.
+	isNewest func() bool
+	// unprepare unprepares a claim. Its caller holds the claim's lock.
+	unprepare func(context.Context, *record.Claim) error
+	grace     gracePeriod
 }
 
-func newGarbageCollector(d *Driver) *garbageCollector {
-	return &garbageCollector{driver: d, grace: gracePeriod{length: d.options.OrphanGrace}}
+func (d *Driver) newGarbageCollector() *garbageCollector {
+	return &garbageCollector{
+		options:        d.options,
+		records:        d.records,
+		specs:          d.specs,
+		deviceMetadata: d.deviceMetadata,
+		kinds:          d.kinds,
+		claims:         d.claims,
+		locks:          d.locks,
+		degradations:   d.degradations,
+		removed:        d.metrics.orphans,
+		isNewest:       d.handover.isNewest,
+		unprepare:      d.unprepare,
+		grace:          gracePeriod{length: d.options.OrphanGrace},
+	}
 }
 
 // collectInterval is the longest time between two rounds of garbage collection. Once a minute is
@@ -42,7 +68,7 @@ const collectInterval = time.Minute
 // run collects garbage from time to time until ctx ends. An orphan is removed in the first round after its grace
 // period, so within twice that period.
 func (gc *garbageCollector) run(ctx context.Context) {
-	tick := time.NewTicker(min(collectInterval, gc.driver.options.OrphanGrace) + time.Millisecond)
+	tick := time.NewTicker(min(collectInterval, gc.options.OrphanGrace) + time.Millisecond)
 	defer tick.Stop()
 	for {
 		if err := gc.collect(ctx); err != nil && ctx.Err() == nil {
@@ -58,14 +84,14 @@ func (gc *garbageCollector) run(ctx context.Context) {
 
 // collect finds all orphans and removes the due ones.
 func (gc *garbageCollector) collect(ctx context.Context) error {
-	if !gc.driver.handover.isNewest() {
+	if !gc.isNewest() {
 		return nil
 	}
-	gc.driver.records.renameCorrupt(ctx)
+	gc.records.renameCorrupt(ctx)
 	defer gc.grace.endRound()
 	var err error
 	for _, find := range []func(context.Context) ([]Orphan, error){
-		gc.claimRecords, gc.specs, gc.metadata, gc.corruptAttachments, gc.hooks, gc.sockets, gc.temporaryFiles,
+		gc.claimRecords, gc.orphanedSpecs, gc.orphanedMetadata, gc.corruptAttachments, gc.hooks, gc.sockets, gc.temporaryFiles,
 	} {
 		orphans, findErr := find(ctx)
 		err = errors.Join(err, findErr, gc.removeDue(ctx, orphans))
@@ -85,7 +111,7 @@ func (gc *garbageCollector) removeDue(ctx context.Context, orphans []Orphan) (fa
 		}
 		klog.FromContext(ctx).Info("Removed orphaned resource", "resource", o.Description)
 		gc.grace.forget(o.Description)
-		gc.driver.metrics.orphans.Inc()
+		gc.removed.Inc()
 	}
 	return failed
 }
@@ -101,17 +127,16 @@ const unattachedGrace = 6 * time.Hour
 // never unprepared here. A claim with an attachment is in use even if the API server no longer has it: a
 // force-deleted pod keeps running for a while and uses its grant.
 func (gc *garbageCollector) claimRecords(ctx context.Context) (orphans []Orphan, failed error) {
-	d := gc.driver
-	claims, err := d.records.claims.List()
+	claims, err := gc.records.claims.List()
 	if err != nil && !errors.Is(err, record.ErrNewer) {
 		failed = err
 	}
-	attached, _ := d.records.attachments.List() // removeClaim reads the claim's own again
+	attached, _ := gc.records.attachments.List() // removeClaim reads the claim's own again
 	inUse := map[types.UID]bool{}
 	for _, a := range attached {
 		inUse[types.UID(a.ClaimUID)] = true
 	}
-	unreadable, unreadableErr := d.records.attachments.Unreadable()
+	unreadable, unreadableErr := gc.records.attachments.Unreadable()
 	failed = errors.Join(failed, unreadableErr)
 	for _, uid := range unreadable {
 		inUse[types.UID(uid)] = true
@@ -120,7 +145,7 @@ func (gc *garbageCollector) claimRecords(ctx context.Context) (orphans []Orphan,
 		if inUse[recorded.UID] {
 			continue
 		}
-		live, err := d.isLive(ctx, recorded)
+		live, err := gc.isLive(ctx, recorded)
 		if err != nil {
 			return nil, errors.Join(failed, err) // the API server is unavailable
 		}
@@ -139,9 +164,9 @@ func (gc *garbageCollector) claimRecords(ctx context.Context) (orphans []Orphan,
 // graceOf returns the grace period of a claim record without attachments. 0 means Options.OrphanGrace. A pod can use
 // the claim only if it was prepared since the node booted.
 func (gc *garbageCollector) graceOf(recorded *record.Claim) time.Duration {
-	mayRun := recorded.Phase == record.Prepared && gc.driver.records.claims.Current(recorded)
+	mayRun := recorded.Phase == record.Prepared && gc.records.claims.Current(recorded)
 	isUnattached := func(s share) bool { return s.attacher == nil }
-	if mayRun && slices.ContainsFunc(gc.driver.kinds.resolveAll(recorded.Shares), isUnattached) {
+	if mayRun && slices.ContainsFunc(gc.kinds.resolveAll(recorded.Shares), isUnattached) {
 		return unattachedGrace
 	}
 	return 0
@@ -149,66 +174,63 @@ func (gc *garbageCollector) graceOf(recorded *record.Claim) time.Duration {
 
 // isLive reports whether the API server still has the claim with the recorded
 // allocation.
-func (d *Driver) isLive(ctx context.Context, recorded *record.Claim) (bool, error) {
-	claim, err := d.currentClaim(ctx, recorded)
+func (gc *garbageCollector) isLive(ctx context.Context, recorded *record.Claim) (bool, error) {
+	claim, err := gc.claims.current(ctx, recorded)
 	if err != nil {
 		return false, fmt.Errorf("check whether claim %s/%s exists: %w", recorded.Namespace, recorded.Name, err)
 	}
-	return claim != nil && d.isAllocated(claim, recorded.Shares), nil
+	return claim != nil && gc.isAllocated(claim, recorded.Shares), nil
 }
 
-func (d *Driver) isAllocated(claim *resourceapi.ResourceClaim, shares []record.Share) bool {
-	planned, err := d.plan(claim)
+func (gc *garbageCollector) isAllocated(claim *resourceapi.ResourceClaim, shares []record.Share) bool {
+	planned, err := plan(gc.options.DriverName, claim)
 	return err == nil && sameShares(planned, shares)
 }
 
 // removeClaim unprepares an orphaned claim. It checks again with the claim's
 // lock held.
 func (gc *garbageCollector) removeClaim(ctx context.Context, uid types.UID) error {
-	d := gc.driver
-	return d.withClaim(ctx, uid, func(ctx context.Context) error {
-		recorded, err := d.records.claims.Get(uid)
+	return gc.locks.withClaim(ctx, uid, func(ctx context.Context) error {
+		recorded, err := gc.records.claims.Get(uid)
 		if err != nil || recorded == nil {
 			return err
 		}
-		if attached, err := d.records.attachments.OfClaim(string(uid)); err != nil || len(attached) > 0 {
+		if attached, err := gc.records.attachments.OfClaim(string(uid)); err != nil || len(attached) > 0 {
 			return err
 		}
-		if live, err := d.isLive(ctx, recorded); err != nil || live {
+		if live, err := gc.isLive(ctx, recorded); err != nil || live {
 			return err
 		}
-		return d.unprepare(ctx, recorded)
+		return gc.unprepare(ctx, recorded)
 	})
 }
 
-// specs finds CDI specs without a record: the plugin writes a spec after the
+// orphanedSpecs finds CDI specs without a record: the plugin writes a spec after the
 // claim record and removes it before. The spec of a claim with an attachment
 // stays even if the record is lost, because its containers may restart.
-func (gc *garbageCollector) specs(context.Context) (orphans []Orphan, err error) {
-	d := gc.driver
-	uids, err := d.specs.List()
+func (gc *garbageCollector) orphanedSpecs(context.Context) (orphans []Orphan, err error) {
+	uids, err := gc.specs.List()
 	for _, uid := range uids {
-		if d.records.isRecorded(uid) {
+		if gc.records.isRecorded(uid) {
 			continue
 		}
 		orphans = append(orphans, Orphan{Description: "CDI spec of claim " + uid, Remove: func(ctx context.Context) error {
-			return d.withClaim(ctx, types.UID(uid), func(context.Context) error {
-				if d.records.isRecorded(uid) {
+			return gc.locks.withClaim(ctx, types.UID(uid), func(context.Context) error {
+				if gc.records.isRecorded(uid) {
 					return nil
 				}
-				return d.specs.Remove(uid)
+				return gc.specs.Remove(uid)
 			})
 		}})
 	}
 	return orphans, err
 }
 
-// metadata finds the metadata files of claims that no longer exist. The helper removes
+// orphanedMetadata finds the metadata files of claims that no longer exist. The helper removes
 // them only when the kubelet unprepares a claim.
-func (gc *garbageCollector) metadata(context.Context) (orphans []Orphan, failed error) {
-	d := gc.driver
-	dirs, failed := filepath.Glob(filepath.Join(d.options.PluginDir, metadataDir, "*"))
-	claims, unreadable := d.records.claims.List()
+func (gc *garbageCollector) orphanedMetadata(context.Context) (orphans []Orphan, failed error) {
+	dirs, failed := filepath.Glob(filepath.Join(gc.options.PluginDir, metadataDir, "*"))
+	claims, unreadable := gc.records.claims.List()
 	needed := map[string]bool{}
 	for _, c := range claims {
 		needed[metadataName(c)] = true
@@ -217,13 +239,13 @@ func (gc *garbageCollector) metadata(context.Context) (orphans []Orphan, failed 
 		if unreadable == nil && !needed[filepath.Base(dir)] {
 			orphans = append(orphans, Orphan{
 				Description: "device metadata " + dir,
-				Remove:      func(context.Context) error { return d.removeMetadata(dir) },
+				Remove:      func(context.Context) error { return gc.deviceMetadata.removeDir(dir) },
 			})
 		}
 	}
-	specs, err := d.metadataSpecsLike(d.metadataSpecsPrefix() + "*")
+	specs, err := gc.deviceMetadata.specsLike(gc.deviceMetadata.specsPrefix() + "*")
 	for _, path := range specs {
-		if !d.records.isRecorded(string(d.claimOfMetadataSpec(path))) {
+		if !gc.records.isRecorded(string(gc.deviceMetadata.claimOfSpec(path))) {
 			orphans = append(orphans, gc.file("metadata CDI spec", path))
 		}
 	}
@@ -234,10 +256,10 @@ func (gc *garbageCollector) metadata(context.Context) (orphans []Orphan, failed 
 // is unreadable as well, the claim may still have pods: the attachment record then stays until the kubelet
 // unprepares the claim.
 func (gc *garbageCollector) corruptAttachments(context.Context) (orphans []Orphan, err error) {
-	unreadable, err := gc.driver.records.attachments.Unreadable()
+	unreadable, err := gc.records.attachments.Unreadable()
 	for path, uid := range unreadable {
-		recorded, err := gc.driver.records.claims.Get(types.UID(uid))
-		if recorded == nil && err == nil && !gc.driver.records.claims.HasUnreadable(types.UID(uid)) {
+		recorded, err := gc.records.claims.Get(types.UID(uid))
+		if recorded == nil && err == nil && !gc.records.claims.HasUnreadable(types.UID(uid)) {
 			orphans = append(orphans, gc.file("attachment record", path))
 		}
 	}
@@ -246,12 +268,12 @@ func (gc *garbageCollector) corruptAttachments(context.Context) (orphans []Orpha
 
 // hooks finds installed hooks that neither this plugin nor a CDI spec uses.
 func (gc *garbageCollector) hooks(context.Context) (orphans []Orphan, err error) {
-	used, err := gc.driver.specs.Hooks()
+	used, err := gc.specs.Hooks()
 	if err != nil {
 		return nil, err
 	}
-	used[gc.driver.options.Hook] = true
-	installed, err := attach.Hooks(filepath.Dir(gc.driver.options.Hook))
+	used[gc.options.Hook] = true
+	installed, err := attach.Hooks(filepath.Dir(gc.options.Hook))
 	for _, path := range installed {
 		if !used[path] {
 			orphans = append(orphans, gc.file("hook", path))
@@ -263,7 +285,7 @@ func (gc *garbageCollector) hooks(context.Context) (orphans []Orphan, err error)
 // sockets finds the sockets of plugins that were killed and did not restart
 // under the same UID.
 func (gc *garbageCollector) sockets(context.Context) (orphans []Orphan, failed error) {
-	o := gc.driver.options
+	o := gc.options
 	for _, pattern := range []string{
 		filepath.Join(attach.SocketDir(o.RunDir), "*.sock"),
 		filepath.Join(probe.Dir(o.RunDir), "*.sock"),
@@ -293,7 +315,7 @@ func refusesConnections(path string) bool {
 
 // temporaryFiles finds files that a plugin was writing when it was killed.
 func (gc *garbageCollector) temporaryFiles(context.Context) (orphans []Orphan, failed error) {
-	o := gc.driver.options
+	o := gc.options
 	find := func(dir, prefix string) func() ([]string, error) {
 		return func() ([]string, error) { return files.Unfinished(dir, prefix) }
 	}
@@ -301,8 +323,8 @@ func (gc *garbageCollector) temporaryFiles(context.Context) (orphans []Orphan, f
 		find(record.Dir(o.PluginDir), ""),
 		find(attach.RecordsDir(o.RunDir), ""),
 		find(filepath.Dir(o.Hook), ""),
-		gc.driver.specs.Unfinished,
-		find(o.CDIDir, gc.driver.metadataSpecsPrefix()),
+		gc.specs.Unfinished,
+		find(o.CDIDir, gc.deviceMetadata.specsPrefix()),
 	} {
 		paths, err := unfinished()
 		failed = errors.Join(failed, err)
@@ -315,7 +337,7 @@ func (gc *garbageCollector) temporaryFiles(context.Context) (orphans []Orphan, f
 
 func (gc *garbageCollector) file(description, path string) Orphan {
 	return Orphan{Description: description + " " + path, Remove: func(context.Context) error {
-		return files.Remove(gc.driver.options.Failpoints, "orphan", path)
+		return files.Remove(gc.options.Failpoints, "orphan", path)
 	}}
 }
 
@@ -323,18 +345,17 @@ func (gc *garbageCollector) file(description, path string) Orphan {
 // a class that is an orphan when the records are read must not be assigned to a
 // new share before it is removed.
 func (gc *garbageCollector) kernelObjects(ctx context.Context) error {
-	d := gc.driver
-	release, err := d.locks.NamedContext(ctx, admissionLock)
+	release, err := gc.locks.NamedContext(ctx, admissionLock)
 	if err != nil {
 		return err
 	}
 	defer release()
-	claims, err := d.records.claims.List()
-	attached, attachedErr := d.records.attachments.List()
+	claims, err := gc.records.claims.List()
+	attached, attachedErr := gc.records.attachments.List()
 	if err = errors.Join(err, attachedErr); err != nil {
 		// A record that this plugin cannot read, such as a newer plugin's, may
 		// need any object.
-		d.degradations.report(
+		gc.degradations.report(
 			ctx,
 			params.DegradedNotCollected,
 			"kernel objects that no claim needs remain until all records can be read",
@@ -342,9 +363,9 @@ func (gc *garbageCollector) kernelObjects(ctx context.Context) error {
 		)
 		return nil
 	}
-	d.degradations.end(params.DegradedNotCollected)
+	gc.degradations.end(params.DegradedNotCollected)
 	var failed error
-	for k, attacher := range kindsOf[Attacher](d.kinds) {
+	for k, attacher := range kindsOf[Attacher](gc.kinds) {
 		orphans, err := attacher.Orphans(ctx, sharesOf(claims, k.Name()), attached)
 		failed = errors.Join(failed, err, gc.removeDue(ctx, orphans))
 	}

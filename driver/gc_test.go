@@ -24,7 +24,7 @@ func (unattachedKind) Name() string { return "unattached" }
 func TestGC_keepsDevicesOfAForceDeletedPod(t *testing.T) {
 	d := newUnstarted(t, unattachedKind{}, waitingKind{})
 	synctest.Test(t, func(t *testing.T) {
-		gc := newGarbageCollector(d)
+		gc := d.newGarbageCollector()
 		expect := func(when string, want ...string) {
 			t.Helper()
 			orphans, err := gc.claimRecords(t.Context())

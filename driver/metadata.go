@@ -6,12 +6,14 @@ package driver
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -31,24 +33,46 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
-// Device metadata (KEP-5304) is a file per claim and request that containers find below
-// /var/run/kubernetes.io/dra-device-attributes. The helper of package kubeletplugin writes it when a claim is
-// prepared. The driver adds what is known only after a pod is attached. By then, the runtime has bind-mounted the
+// deviceMetadata are the files of device metadata (KEP-5304), one per claim and request, that containers find below
+// /var/run/kubernetes.io/dra-device-attributes. The helper of package kubeletplugin writes them when a claim is
+// prepared. The driver adds what is known only after a pod is attached. By then, the runtime has bind-mounted a
 // file, so the driver changes it in place before the container's program starts.
 //
 // The helper does not use the driver's locks, does not survive crashes, and does not restore removed files.
 // Therefore, it writes through the functions in this file.
+type deviceMetadata struct {
+	options Options
+	records *nodeRecords
+	kinds   kinds
+	locks   claimLocks
+	helper  *helper
+	// specs are the names of the helper's CDI specs.
+	specs *files.Directory[struct{}]
+	// restoring holds the UIDs of claims that are prepared again to restore missing files: a claim that was unprepared
+	// in the meantime must not be prepared.
+	restoring sync.Map
+}
 
-func (d *Driver) metadataOptions() []kubeletplugin.Option {
+func newDeviceMetadata(
+	o Options, records *nodeRecords, kinds kinds, locks claimLocks, helper *helper,
+) *deviceMetadata {
+	m := &deviceMetadata{options: o, records: records, kinds: kinds, locks: locks, helper: helper}
+	m.specs = files.NewDirectory(o.CDIDir, m.specsPrefix(), ".json",
+		func(string) (struct{}, error) { return struct{}{}, nil })
+	return m
+}
+
+// helperOptions make the helper write device metadata.
+func (m *deviceMetadata) helperOptions() []kubeletplugin.Option {
 	return []kubeletplugin.Option{
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
-		kubeletplugin.CDIDirectory(d.options.CDIDir),
-		kubeletplugin.GRPCInterceptor(d.refreshMetadata),
+		kubeletplugin.CDIDirectory(m.options.CDIDir),
+		kubeletplugin.GRPCInterceptor(m.refresh),
 		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{
-			WriteFile: d.writeMetadata,
-			RemoveAll: d.removeMetadata,
-			Remove:    func(path string) error { return files.Remove(d.options.Failpoints, "metadata CDI spec", path) },
-			Glob:      d.metadataSpecsLike,
+			WriteFile: m.writeFile,
+			RemoveAll: m.removeDir,
+			Remove:    func(path string) error { return files.Remove(m.options.Failpoints, "metadata CDI spec", path) },
+			Glob:      m.specsLike,
 		}),
 	}
 }
@@ -59,81 +83,71 @@ const (
 	metadataFile = "metadata.json"
 )
 
-// writeMetadata writes one of the helper's files. The caller may hold the claim's lock: updateMetadata does, and
+// writeFile writes one of the helper's files. The caller may hold the claim's lock: update does, and
 // the helper does not.
-func (d *Driver) writeMetadata(path string, content []byte, mode os.FileMode) error {
-	release, err := d.locks.Named(metadataDir)
+func (m *deviceMetadata) writeFile(path string, content []byte, mode os.FileMode) error {
+	release, err := m.locks.Named(metadataDir)
 	if err != nil {
 		return err
 	}
 	defer release()
 	if filepath.Base(path) == metadataFile {
-		return files.Rewrite(d.options.Failpoints, "metadata", path, content, files.Options{Mode: mode})
+		return files.Rewrite(m.options.Failpoints, "metadata", path, content, files.Options{Mode: mode})
 	}
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content) {
 		return nil
 	}
-	return files.Replace(d.options.Failpoints, "metadata CDI spec", path, content, files.Options{Mode: mode})
+	return files.Replace(m.options.Failpoints, "metadata CDI spec", path, content, files.Options{Mode: mode})
 }
 
-// metadataSpecsPrefix begins the names of the helper's CDI specs.
-func (d *Driver) metadataSpecsPrefix() string { return d.options.DriverName + "_metadata_" }
+// specsPrefix begins the names of the helper's CDI specs.
+func (m *deviceMetadata) specsPrefix() string { return m.options.DriverName + "_metadata_" }
 
-// metadataSpecsLike returns the paths of the metadata CDI specs that match a pattern, which ends with * and the
+// specsLike returns the paths of the metadata CDI specs that match a pattern, which ends with * and the
 // specs' suffix. filepath.Glob would read the directory, with its two files for each claim, whenever a claim is
 // unprepared.
-func (d *Driver) metadataSpecsLike(pattern string) (paths []string, err error) {
+func (m *deviceMetadata) specsLike(pattern string) (paths []string, err error) {
 	prefix, _, _ := strings.Cut(filepath.Base(pattern), "*")
-	err = d.metadataSpecs.Each(prefix, func(name string, _ struct{}, _ error) {
-		paths = append(paths, d.metadataSpecs.Path(name))
+	err = m.specs.Each(prefix, func(name string, _ struct{}, _ error) {
+		paths = append(paths, m.specs.Path(name))
 	})
 	return paths, err
 }
 
-// claimOfMetadataSpec returns the claim's UID from the path of a metadata CDI
+// claimOfSpec returns the claim's UID from the path of a metadata CDI
 // spec.
-func (d *Driver) claimOfMetadataSpec(path string) types.UID {
-	uid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), d.metadataSpecsPrefix()), "_")
+func (m *deviceMetadata) claimOfSpec(path string) types.UID {
+	uid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), m.specsPrefix()), "_")
 	return types.UID(uid)
 }
 
-// isHelperReady reports whether the helper has started.
-func (d *Driver) isHelperReady() bool {
-	select {
-	case <-d.helperReady:
-		return true
-	default:
-		return false
-	}
-}
-
-// restoreMetadata restores metadata files that were removed. The helper writes them only when the kubelet prepares a
+// restore restores metadata files that were removed. The helper writes them only when the kubelet prepares a
 // claim, and the kubelet does not prepare running pods' claims. Therefore, the driver calls its own kubelet endpoint.
-func (d *Driver) restoreMetadata(ctx context.Context) {
-	if !d.isHelperReady() {
+func (m *deviceMetadata) restore(ctx context.Context) {
+	if !m.helper.isStarted() {
 		return // the endpoint does not exist yet
 	}
-	claims, _ := d.records.claims.List() // unreadable records are logged by restore
+	claims, _ := m.records.claims.List() // unreadable records are logged by restore
 	for _, c := range claims {
-		if c.Phase != record.Prepared || !d.records.claims.Current(c) || d.hasMetadata(c) {
+		if c.Phase != record.Prepared || !m.records.claims.Current(c) || m.has(c) {
 			continue
 		}
-		if err := d.prepareThroughOwnSocket(ctx, c); err != nil && ctx.Err() == nil {
+		if err := m.prepareThroughOwnSocket(ctx, c); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).
 				Error(err, "Failed to restore device metadata", "claim", klog.KRef(c.Namespace, c.Name), "claimUID", c.UID)
 		}
 	}
 }
 
-// hasMetadata reports whether all metadata files of a claim exist.
-func (d *Driver) hasMetadata(c *record.Claim) bool {
+// has reports whether all metadata files of a claim exist.
+func (m *deviceMetadata) has(c *record.Claim) bool {
 	for _, s := range c.Shares {
 		request := resourceclaim.BaseRequestRef(s.Request)
-		spec := d.metadataSpecsPrefix() + string(c.UID) + "_" + request + ".json"
-		if _, exists, err := d.metadataSpecs.Get(spec); err != nil || !exists {
+		spec := m.specsPrefix() + string(c.UID) + "_" + request + ".json"
+		if _, exists, err := m.specs.Get(spec); err != nil || !exists {
 			return false
 		}
-		file := filepath.Join(d.options.PluginDir, metadataDir, metadataName(c), request, metadataFile)
+		file := filepath.Join(m.options.PluginDir, metadataDir, metadataName(c), request, metadataFile)
 		if _, err := os.Stat(file); err != nil {
 			return false
 		}
@@ -146,19 +160,19 @@ const ownSocketTimeout = 20 * time.Second
 
 // prepareThroughOwnSocket calls NodePrepareResources on the plugin's own socket, as the
 // kubelet does.
-func (d *Driver) prepareThroughOwnSocket(ctx context.Context, c *record.Claim) error {
-	conn, err := grpc.NewClient("unix://"+d.kubeletSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+func (m *deviceMetadata) prepareThroughOwnSocket(ctx context.Context, c *record.Claim) error {
+	conn, err := grpc.NewClient("unix://"+m.options.kubeletSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	if _, running := d.restoring.LoadOrStore(c.UID, true); running {
+	if _, running := m.restoring.LoadOrStore(c.UID, true); running {
 		return nil
 	}
 	stopping := ctx
 	defer func() {
 		if stopping.Err() == nil { // otherwise the endpoint may still be preparing the claim
-			d.restoring.Delete(c.UID)
+			m.restoring.Delete(c.UID)
 		}
 	}()
 	ctx, cancel := context.WithTimeout(ctx, ownSocketTimeout)
@@ -172,7 +186,7 @@ func (d *Driver) prepareThroughOwnSocket(ctx context.Context, c *record.Claim) e
 	if message := response.GetClaims()[string(c.UID)].GetError(); message != "" {
 		return fmt.Errorf("prepare the claim again: %s", message)
 	}
-	if recorded, err := d.records.claims.Get(c.UID); recorded != nil || err != nil {
+	if recorded, err := m.records.claims.Get(c.UID); recorded != nil || err != nil {
 		return err
 	}
 	// The claim was unprepared before the helper wrote the files.
@@ -182,27 +196,27 @@ func (d *Driver) prepareThroughOwnSocket(ctx context.Context, c *record.Claim) e
 	return nil
 }
 
-// kubeletSocket returns the path of the socket where the helper serves the kubelet. The helper chooses the name.
-func (d *Driver) kubeletSocket() string {
-	name := "dra.sock"
-	if d.options.RollingUpdate {
-		name = "dra-" + d.options.Instance + ".sock"
+// checkRestoring returns an error if the claim was unprepared while restore prepares it again: the kubelet
+// has not asked for it.
+func (m *deviceMetadata) checkRestoring(uid types.UID, recorded *record.Claim) error {
+	if _, restoring := m.restoring.Load(uid); restoring && recorded == nil {
+		return errors.New("the claim was unprepared while its device metadata was being restored: retry")
 	}
-	return filepath.Join(d.options.PluginDir, name)
+	return nil
 }
 
-// removeMetadata removes the files of a claim. Their directory has the claim's
+// removeDir removes the files of a claim. Their directory has the claim's
 // name: they stay if another claim of that name is prepared.
-func (d *Driver) removeMetadata(dir string) error {
-	if d.isMetadataNeeded(dir) {
+func (m *deviceMetadata) removeDir(dir string) error {
+	if m.isNeeded(dir) {
 		return nil
 	}
-	return d.options.Failpoints.Do("remove metadata", func() error { return os.RemoveAll(dir) })
+	return m.options.Failpoints.Do("remove metadata", func() error { return os.RemoveAll(dir) })
 }
 
-// isMetadataNeeded reports whether a recorded claim has its metadata in the directory, or records cannot be read.
-func (d *Driver) isMetadataNeeded(dir string) bool {
-	all, err := d.records.claims.List()
+// isNeeded reports whether a recorded claim has its metadata in the directory, or records cannot be read.
+func (m *deviceMetadata) isNeeded(dir string) bool {
+	all, err := m.records.claims.List()
 	namespace, name, _ := strings.Cut(filepath.Base(dir), "_") // see metadataName; neither contains a "_"
 	return err != nil || slices.ContainsFunc(all, func(c *record.Claim) bool {
 		return c.Namespace == namespace && c.Name == name
@@ -212,29 +226,29 @@ func (d *Driver) isMetadataNeeded(dir string) bool {
 // metadataName returns the name of a claim's metadata directory.
 func metadataName(c *record.Claim) string { return c.Namespace + "_" + c.Name }
 
-// metadataOf returns the metadata of a share: its device's published attributes, the grant, and its attachment's
+// of returns the metadata of a share: its device's published attributes, the grant, and its attachment's
 // state if there is exactly one. pending may be nil.
-func (d *Driver) metadataOf(
+func (m *deviceMetadata) of(
 	ctx context.Context,
 	uid types.UID,
 	s share,
 	pending *pendingAttachment,
 ) *kubeletplugin.DeviceMetadata {
-	m := &kubeletplugin.DeviceMetadata{Attributes: map[string]resourceapi.DeviceAttribute{}}
+	described := &kubeletplugin.DeviceMetadata{Attributes: map[string]resourceapi.DeviceAttribute{}}
 	attributes := attribute.Granted(s.Capacity)
 	if s.AdminAccess {
 		attributes = attribute.Map{} // a request with admin access has no grant, regardless of the allocation
 	}
 	maps.Copy(attributes, s.deviceAttributes())
 	for name, value := range attributes {
-		m.Attributes[string(name)] = value
+		described.Attributes[string(name)] = value
 	}
-	networkData, additional := d.onlyAttachmentOf(ctx, uid, s, pending)
-	m.NetworkData = networkData
+	networkData, additional := m.onlyAttachmentOf(ctx, uid, s, pending)
+	described.NetworkData = networkData
 	for name, value := range additional {
-		m.Attributes[string(name)] = value
+		described.Attributes[string(name)] = value
 	}
-	return m
+	return described
 }
 
 // deviceAttributes returns the published attributes of the share's device.
@@ -258,13 +272,13 @@ type pendingAttachment struct {
 
 // onlyAttachmentOf describes a share's attachment, or returns nil if the share has none or several: all of a claim's
 // pods see the same file. A pending attachment replaces one in the same namespace.
-func (d *Driver) onlyAttachmentOf(
+func (m *deviceMetadata) onlyAttachmentOf(
 	ctx context.Context, uid types.UID, s share, pending *pendingAttachment,
 ) (*resourceapi.NetworkDeviceData, attribute.Map) {
 	if s.attacher == nil {
 		return nil, nil
 	}
-	attachments := d.records.attachmentsOf(ctx, uid, s.Name)
+	attachments := m.records.attachmentsOf(ctx, uid, s.Name)
 	if pending != nil && pending.record.Share == s.Name {
 		isReplaced := func(a attach.Record) bool { return a.Namespace.Cookie == pending.record.Namespace.Cookie }
 		if !slices.ContainsFunc(attachments, func(a attach.Record) bool { return !isReplaced(a) }) {
@@ -282,10 +296,10 @@ func (d *Driver) onlyAttachmentOf(
 	return state.NetworkData, state.Attributes
 }
 
-// refreshMetadata is an interceptor of the helper's calls. When a claim is prepared again, the helper writes the
+// refresh is an interceptor of the helper's calls. When a claim is prepared again, the helper writes the
 // metadata without the claim's lock, and may overwrite the metadata of an attachment created meanwhile. The
 // interceptor writes the current metadata before the call returns.
-func (d *Driver) refreshMetadata(
+func (m *deviceMetadata) refresh(
 	ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
 ) (any, error) {
 	response, err := handler(ctx, request)
@@ -295,11 +309,11 @@ func (d *Driver) refreshMetadata(
 	}
 	for _, c := range prepare.GetClaims() {
 		uid := types.UID(c.GetUid())
-		if attachments, err := d.records.attachments.OfClaim(c.GetUid()); err == nil && len(attachments) == 0 {
+		if attachments, err := m.records.attachments.OfClaim(c.GetUid()); err == nil && len(attachments) == 0 {
 			continue
 		}
-		err := d.withClaim(ctx, uid, func(ctx context.Context) error {
-			d.updateClaimMetadata(ctx, uid)
+		err := m.locks.withClaim(ctx, uid, func(ctx context.Context) error {
+			m.updateClaim(ctx, uid)
 			return nil
 		})
 		if err != nil {
@@ -309,43 +323,43 @@ func (d *Driver) refreshMetadata(
 	return response, nil
 }
 
-// updateClaimMetadata writes the current metadata of all shares of a claim. The caller holds the claim's lock.
-func (d *Driver) updateClaimMetadata(ctx context.Context, uid types.UID) {
-	claim, err := d.records.claims.Get(uid)
+// updateClaim writes the current metadata of all shares of a claim. The caller holds the claim's lock.
+func (m *deviceMetadata) updateClaim(ctx context.Context, uid types.UID) {
+	claim, err := m.records.claims.Get(uid)
 	if claim == nil || err != nil {
 		return
 	}
 	updated := map[string]bool{} // requests; each has one file
-	for _, s := range d.kinds.resolveAll(claim.Shares) {
+	for _, s := range m.kinds.resolveAll(claim.Shares) {
 		if !updated[s.Request] {
 			updated[s.Request] = true
-			d.updateMetadata(ctx, uid, s, nil)
+			m.update(ctx, uid, s, nil)
 		}
 	}
 }
 
-// updateMetadata writes the current metadata of a share, and of all shares of
+// update writes the current metadata of a share, and of all shares of
 // its request, because they are in one file. pending may be nil. It waits for the helper.
-func (d *Driver) updateMetadata(ctx context.Context, uid types.UID, s share, pending *pendingAttachment) {
+func (m *deviceMetadata) update(ctx context.Context, uid types.UID, s share, pending *pendingAttachment) {
 	select {
-	case <-d.helperReady:
+	case <-m.helper.started:
 	case <-ctx.Done():
 		return
 	}
-	claim, err := d.records.claims.Get(uid)
+	claim, err := m.records.claims.Get(uid)
 	if claim == nil || err != nil {
 		return
 	}
 	var devices []kubeletplugin.Device
-	for _, other := range d.kinds.resolveAll(claim.Shares) {
+	for _, other := range m.kinds.resolveAll(claim.Shares) {
 		if other.Request == s.Request {
 			devices = append(devices, kubeletplugin.Device{
 				Requests: []string{other.Request}, PoolName: other.Pool, DeviceName: other.Device,
-				Metadata: d.metadataOf(ctx, uid, other, pending),
+				Metadata: m.of(ctx, uid, other, pending),
 			})
 		}
 	}
-	if err := d.helper.UpdateRequestMetadata(ctx, claim.Namespace, claim.Name, claim.UID, s.Request, devices); err != nil {
+	if err := m.helper.UpdateRequestMetadata(ctx, claim.Namespace, claim.Name, claim.UID, s.Request, devices); err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to update device metadata", "request", s.Request)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
@@ -59,7 +60,7 @@ var buckets = []float64{
 	60,
 }
 
-func newMetrics(d *Driver) *metrics {
+func newMetrics(o Options, records *nodeRecords, kinds kinds) *metrics {
 	m := &metrics{
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "dra_shared_operation_duration_seconds",
@@ -81,8 +82,9 @@ func newMetrics(d *Driver) *metrics {
 				"stay 1 until the plugin restarts. The log states the consequence.",
 		}, []string{"condition"}),
 	}
-	if r := d.options.Metrics; r != nil {
-		r.MustRegister(m.duration, m.reports, m.orphans, m.degraded, &deviceCollector{d})
+	if o.Metrics != nil {
+		devices := &deviceCollector{installation: o.Installation, records: records, kinds: kinds}
+		o.Metrics.MustRegister(m.duration, m.reports, m.orphans, m.degraded, devices)
 	}
 	return m
 }
@@ -97,7 +99,11 @@ func (m *metrics) observe(operation string, start time.Time, err error) {
 }
 
 // deviceCollector reads the state of the devices when metrics are collected.
-type deviceCollector struct{ driver *Driver }
+type deviceCollector struct {
+	installation *attach.Installation // nil if another process installs the hook
+	records      *nodeRecords
+	kinds        kinds
+}
 
 var (
 	descShares = prometheus.NewDesc("dra_shared_device_shares",
@@ -138,22 +144,22 @@ func (c *deviceCollector) Describe(descriptions chan<- *prometheus.Desc) {
 	} {
 		descriptions <- d
 	}
-	for _, collector := range kindsOf[MetricsCollector](c.driver.kinds) {
+	for _, collector := range kindsOf[MetricsCollector](c.kinds) {
 		collector.DescribeMetrics(descriptions)
 	}
 }
 
 // Collect implements prometheus.Collector.
 func (c *deviceCollector) Collect(out chan<- prometheus.Metric) {
-	if installation := c.driver.options.Installation; installation != nil {
+	if installation := c.installation; installation != nil {
 		installed := 1.0
 		if installation.Check() != nil {
 			installed = 0
 		}
 		gauge(out, descHook, installed)
 	}
-	claims, _ := c.driver.records.claims.List() // unreadable records are logged by restore
-	for _, k := range c.driver.kinds.all {
+	claims, _ := c.records.claims.List() // unreadable records are logged by restore
+	for _, k := range c.kinds.all {
 		shares := sharesOf(claims, k.Name())
 		for _, device := range k.Devices() {
 			collectDevice(out, k.Name(), device, shares)

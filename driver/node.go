@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/metadata"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -43,7 +44,9 @@ const (
 
 // nodeWatch notices a new UID of the Node. It does not make requests while the watch is open.
 type nodeWatch struct {
-	driver *Driver
+	client       metadata.Interface // nil if the plugin does not watch the Node
+	name         string
+	degradations *degradations
 	// uid is the owner of the ResourceSlices. If it could not be read when the plugin started, it is "" until the first
 	// event, and then the first UID that the watch saw.
 	uid types.UID
@@ -52,38 +55,38 @@ type nodeWatch struct {
 // nodeReadTimeout limits how long a starting plugin waits for the Node. The helper reads the Node later, too.
 const nodeReadTimeout = 5 * time.Second
 
-// nodeUID returns the UID of the Node, which the helper makes the owner of the ResourceSlices, or "" if it cannot be
+// readOwner returns the UID of the Node, which the helper makes the owner of the ResourceSlices, or "" if it cannot be
 // read or the plugin does not watch the Node.
-func (d *Driver) nodeUID(ctx context.Context) types.UID {
-	if d.options.Metadata == nil {
+func (w *nodeWatch) readOwner(ctx context.Context) types.UID {
+	if w.client == nil {
 		return ""
 	}
 	ctx, cancel := context.WithTimeout(ctx, nodeReadTimeout)
 	defer cancel()
-	uid, err := d.readNodeUID(ctx)
+	uid, err := w.readUID(ctx)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to read the Node; retrying when devices are published")
 	}
 	return uid
 }
 
-// readNodeUID returns the Node's current UID. Unlike watch events, it is not from a cache.
-func (d *Driver) readNodeUID(ctx context.Context) (types.UID, error) {
-	nodes := d.options.Metadata.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
-	node, err := nodes.Get(ctx, d.options.NodeName, metav1.GetOptions{})
+// readUID returns the Node's current UID. Unlike watch events, it is not from a cache.
+func (w *nodeWatch) readUID(ctx context.Context) (types.UID, error) {
+	nodes := w.client.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
+	node, err := nodes.Get(ctx, w.name, metav1.GetOptions{})
 	if err != nil {
 		return "", err
 	}
 	return node.UID, nil
 }
 
-// watchNode watches the Node until ctx ends. It returns an error if the Node was registered again. It
+// run watches the Node until ctx ends. It returns an error if the Node was registered again. It
 // waits for a Node that does not exist. uid is the owner of the ResourceSlices, or "" if it is not known.
-func (d *Driver) watchNode(ctx context.Context, uid types.UID) error {
-	if d.options.Metadata == nil {
+func (w *nodeWatch) run(ctx context.Context, uid types.UID) error {
+	if w.client == nil {
 		return nil
 	}
-	w := nodeWatch{driver: d, uid: uid}
+	w.uid = uid
 	backoff := wait.Backoff{Duration: minNodeDelay, Factor: 2, Jitter: 1, Steps: 6, Cap: maxNodeDelay}
 	delay := backoff.DelayWithReset(clock.RealClock{}, nodeDelayReset)
 	err := delay.Until(ctx, true, true, func(ctx context.Context) (done bool, err error) {
@@ -104,8 +107,8 @@ func (d *Driver) watchNode(ctx context.Context, uid types.UID) error {
 
 // follow watches the Node until the API server ends the watch.
 func (w *nodeWatch) follow(ctx context.Context) error {
-	name := w.driver.options.NodeName
-	nodes := w.driver.options.Metadata.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
+	name := w.name
+	nodes := w.client.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
 	// With this resource version, the watch begins with the current Node, without requiring permission to list Nodes,
 	// and the API server answers from its cache.
 	stream, err := nodes.Watch(ctx, metav1.ListOptions{
@@ -116,7 +119,7 @@ func (w *nodeWatch) follow(ctx context.Context) error {
 		return fmt.Errorf("watch Node %s: %w", name, err)
 	}
 	defer stream.Stop()
-	w.driver.degradations.end(params.DegradedNodeNotWatched)
+	w.degradations.end(params.DegradedNodeNotWatched)
 	for {
 		select {
 		case <-ctx.Done():
@@ -134,7 +137,7 @@ func (w *nodeWatch) follow(ctx context.Context) error {
 
 // handle returns an error if the watch failed, or if the Node has a new UID.
 func (w *nodeWatch) handle(ctx context.Context, event watch.Event) error {
-	name := w.driver.options.NodeName
+	name := w.name
 	switch event.Type {
 	case watch.Error:
 		return fmt.Errorf("watch Node %s: %w", name, apierrors.FromObject(event.Object))
@@ -154,7 +157,7 @@ func (w *nodeWatch) handle(ctx context.Context, event watch.Event) error {
 		return nil
 	}
 	// The event may come from the cache of an API server that lags behind.
-	uid, err = w.driver.readNodeUID(ctx)
+	uid, err = w.readUID(ctx)
 	switch {
 	case apierrors.IsNotFound(err): // it is being registered again
 		return nil
@@ -170,7 +173,7 @@ func (w *nodeWatch) handle(ctx context.Context, event watch.Event) error {
 // report reports that the Node is not watched.
 func (w *nodeWatch) report(ctx context.Context, err error) {
 	if apierrors.IsForbidden(err) {
-		w.driver.degradations.report(ctx, params.DegradedNodeNotWatched, "if the Node is deleted and registered again, the "+
+		w.degradations.report(ctx, params.DegradedNodeNotWatched, "if the Node is deleted and registered again, the "+
 			"scheduler finds no devices on it until the plugin restarts; grant the plugin the right to watch Nodes, as "+
 			"the chart does", err)
 		return

@@ -9,6 +9,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
@@ -33,11 +34,38 @@ type shareState struct {
 	conditions []metav1.Condition
 }
 
+// observer reads the state of claims' shares from the kernel and the API server.
+type observer struct {
+	client       kubernetes.Interface
+	driverName   string
+	nodeName     string
+	kinds        kinds
+	records      *nodeRecords
+	claims       claimReader
+	failures     *failures
+	detachments  *detachments
+	degradations *degradations
+}
+
+func (d *Driver) newObserver() *observer {
+	return &observer{
+		client:       d.options.Client,
+		driverName:   d.options.DriverName,
+		nodeName:     d.options.NodeName,
+		kinds:        d.kinds,
+		records:      d.records,
+		claims:       d.claims,
+		failures:     &d.failures,
+		detachments:  &d.detachments,
+		degradations: d.degradations,
+	}
+}
+
 // observe reads the state of a claim's shares from the kernel. From the API server, it reads information that the
 // kernel lacks: which pods no longer exist, and which pods the shares will never be attached to.
-func (d *Driver) observe(ctx context.Context, claim *record.Claim) ([]shareState, error) {
-	shares := d.kinds.resolveAll(claim.Shares)
-	attachments := d.records.attachmentsOfClaim(ctx, claim.UID)
+func (o *observer) observe(ctx context.Context, claim *record.Claim) ([]shareState, error) {
+	shares := o.kinds.resolveAll(claim.Shares)
+	attachments := o.records.attachmentsOfClaim(ctx, claim.UID)
 	var states []shareState
 	for _, s := range shares {
 		state := shareState{share: s}
@@ -52,13 +80,13 @@ func (d *Driver) observe(ctx context.Context, claim *record.Claim) ([]shareState
 		}
 		states = append(states, state)
 	}
-	if d.needsPods(shares, states) {
-		if err := d.observePods(ctx, claim, shares, states); err != nil {
+	if o.needsPods(shares, states) {
+		if err := o.observePods(ctx, claim, shares, states); err != nil {
 			return nil, err
 		}
 	}
 	for i := range states {
-		states[i].failed = d.failures.messages(states[i].Name)
+		states[i].failed = o.failures.messages(states[i].Name)
 	}
 	return states, nil
 }
@@ -85,8 +113,8 @@ func (s *shareState) readAttachments(ctx context.Context, all []attach.Record) e
 
 // needsPods reports whether the status depends on the pods: attaching failed,
 // or a share that should be attached is not.
-func (d *Driver) needsPods(shares []share, states []shareState) bool {
-	if len(d.failures.pods(shares)) > 0 {
+func (o *observer) needsPods(shares []share, states []shareState) bool {
+	if len(o.failures.pods(shares)) > 0 {
 		return true
 	}
 	for _, s := range states {
@@ -99,22 +127,22 @@ func (d *Driver) needsPods(shares []share, states []shareState) bool {
 
 // isFullyAttached reports whether each share that is attachable is attached to at least one pod,
 // and no attempt to attach failed.
-func (d *Driver) isFullyAttached(claim *record.Claim) bool {
-	shares := d.kinds.resolveAll(claim.Shares)
-	if len(d.failures.pods(shares)) > 0 {
+func (o *observer) isFullyAttached(claim *record.Claim) bool {
+	shares := o.kinds.resolveAll(claim.Shares)
+	if len(o.failures.pods(shares)) > 0 {
 		return false
 	}
-	attached, err := d.records.attachments.OfClaim(string(claim.UID))
+	attached, err := o.records.attachments.OfClaim(string(claim.UID))
 	return err == nil && !slices.ContainsFunc(shares, func(s share) bool {
 		return s.attacher != nil && !slices.ContainsFunc(attached, func(r attach.Record) bool { return r.Share == s.Name })
 	})
 }
 
 // deviceStatuses returns the entries of status.devices for a claim's shares.
-func (d *Driver) deviceStatuses(states []shareState) ([]resourceapi.AllocatedDeviceStatus, error) {
+func (o *observer) deviceStatuses(states []shareState) ([]resourceapi.AllocatedDeviceStatus, error) {
 	entries := make([]resourceapi.AllocatedDeviceStatus, 0, len(states))
 	for _, s := range states {
-		entry, err := deviceStatus(d.options.DriverName, s)
+		entry, err := deviceStatus(o.driverName, s)
 		if err != nil {
 			return nil, err
 		}

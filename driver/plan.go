@@ -27,14 +27,14 @@ type plannedShare struct {
 
 // plan converts the claim's allocation to shares. It ignores the results of
 // other drivers.
-func (d *Driver) plan(claim *resourceapi.ResourceClaim) (planned []plannedShare, err error) {
+func plan(driverName string, claim *resourceapi.ResourceClaim) (planned []plannedShare, err error) {
 	if claim.Status.Allocation == nil {
 		return nil, errors.New("the claim is not allocated: has the scheduler removed the allocation? the kubelet retries")
 	}
 	devices := claim.Status.Allocation.Devices
 	for _, result := range devices.Results {
-		if result.Driver == d.options.DriverName {
-			planned = append(planned, plannedShare{shareOf(claim.UID, result), d.parametersFor(result, devices.Config)})
+		if result.Driver == driverName {
+			planned = append(planned, plannedShare{shareOf(claim.UID, result), parametersFor(driverName, result, devices.Config)})
 		}
 	}
 	return planned, nil
@@ -63,7 +63,8 @@ func shareKey(s record.Share) string {
 }
 
 // parametersFor returns the driver's opaque parameters that apply to a result: the DeviceClass's before the claim's.
-func (d *Driver) parametersFor(
+func parametersFor(
+	driverName string,
 	result resourceapi.DeviceRequestAllocationResult,
 	all []resourceapi.DeviceAllocationConfiguration,
 ) (raw [][]byte) {
@@ -71,7 +72,7 @@ func (d *Driver) parametersFor(
 	for _, source := range []resourceapi.AllocationConfigSource{resourceapi.AllocationConfigSourceClass,
 		resourceapi.AllocationConfigSourceClaim} {
 		for _, c := range applying {
-			if c.Source == source && c.Opaque.Driver == d.options.DriverName {
+			if c.Source == source && c.Opaque.Driver == driverName {
 				raw = append(raw, c.Opaque.Parameters.Raw)
 			}
 		}

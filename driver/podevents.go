@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
@@ -24,7 +25,8 @@ const maxNote = 512
 
 // recordEvents records an event on a share's pods whenever a condition of the share differs from the condition in the
 // API server: the pod's owner may be able to act. The kubelet reports why a container did not start.
-func (d *Driver) recordEvents(
+func recordEvents(
+	recorder events.EventRecorder,
 	claim *resourceapi.ResourceClaim,
 	states []shareState,
 	entries []resourceapi.AllocatedDeviceStatus,
@@ -33,7 +35,7 @@ func (d *Driver) recordEvents(
 		before := claimstatus.CurrentConditions(claim, entry)
 		for _, c := range entry.Conditions {
 			if e, ok := eventFor(meta.FindStatusCondition(before, c.Type), c); ok {
-				d.recordEvent(claim, states[i], e)
+				recordEvent(recorder, claim, states[i], e)
 			}
 		}
 	}
@@ -62,7 +64,7 @@ func eventFor(old *metav1.Condition, c metav1.Condition) (podEvent, bool) {
 	}
 }
 
-func (d *Driver) recordEvent(claim *resourceapi.ResourceClaim, s shareState, e podEvent) {
+func recordEvent(recorder events.EventRecorder, claim *resourceapi.ResourceClaim, s shareState, e podEvent) {
 	pods := slices.Clone(s.unreferenced)
 	for _, p := range s.hookNotRun {
 		pods = append(pods, p.Pod)
@@ -75,7 +77,7 @@ func (d *Driver) recordEvent(claim *resourceapi.ResourceClaim, s shareState, e p
 	}
 	about := claimref.ForEvent(claim)
 	for _, pod := range pods {
-		d.options.Events.Eventf(podReference(pod), about, e.kind, e.reason, params.EventActionShare,
+		recorder.Eventf(podReference(pod), about, e.kind, e.reason, params.EventActionShare,
 			"claim %s, device %s: %s", claim.Name, s.Device, claimstatus.Truncate(e.message, maxNote))
 	}
 }

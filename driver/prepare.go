@@ -5,7 +5,6 @@ package driver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -40,7 +39,7 @@ func (d *Driver) PrepareResourceClaims(
 		ctx := klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claim", klog.KObj(claim), "claimUID", claim.UID))
 		start := time.Now()
 		var shares []share
-		err := d.withClaim(ctx, claim.UID, func(ctx context.Context) (err error) {
+		err := d.locks.withClaim(ctx, claim.UID, func(ctx context.Context) (err error) {
 			shares, err = d.prepare(ctx, claim)
 			return err
 		})
@@ -60,7 +59,7 @@ func (d *Driver) PrepareResourceClaims(
 // prepare performs all steps from a claim's allocation to its CDI spec, and returns the recorded shares. The caller
 // holds the claim's lock.
 func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]share, error) {
-	planned, err := d.plan(claim)
+	planned, err := plan(d.options.DriverName, claim)
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +71,7 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		shares := d.kinds.resolveAll(old.Shares)
 		return shares, d.specs.ensure(old.UID, shares)
 	}
-	if err := d.checkRestoring(claim.UID, old); err != nil {
+	if err := d.deviceMetadata.checkRestoring(claim.UID, old); err != nil {
 		return nil, err
 	}
 	shares, err := d.configure(ctx, claim.Namespace, planned)
@@ -101,15 +100,6 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	}
 	klog.FromContext(ctx).V(2).Info("Prepared claim", "shares", len(shares))
 	return shares, nil
-}
-
-// checkRestoring returns an error if the claim was unprepared while restoreMetadata prepares it again: the kubelet
-// has not asked for it.
-func (d *Driver) checkRestoring(uid types.UID, recorded *record.Claim) error {
-	if _, restoring := d.restoring.Load(uid); restoring && recorded == nil {
-		return errors.New("the claim was unprepared while its device metadata was being restored: retry")
-	}
-	return nil
 }
 
 // isPrepared reports whether a claim with the planned allocation is already prepared. An allocation does not change,

@@ -25,8 +25,25 @@ import (
 
 // probes answers the probes of the plugin's container. It runs each check when a probe asks for it.
 type probes struct {
-	driver     *Driver
+	options     Options
+	kinds       kinds
+	hook        *hookInstaller
+	helper      *helper
+	publication *publication
+	// waiting is why the plugin does not take over yet; see Driver.
+	waiting    *atomic.Pointer[error]
 	registered atomic.Bool
+}
+
+func (d *Driver) newProbes() *probes {
+	return &probes{
+		options:     d.options,
+		kinds:       d.kinds,
+		hook:        d.hook,
+		helper:      d.helper,
+		publication: &d.publisher.publication,
+		waiting:     &d.waiting,
+	}
 }
 
 // check runs a check of package probe.
@@ -51,18 +68,16 @@ func (p *probes) check(ctx context.Context, name string) (err error) {
 // from reaching the plugin, or a node directory was removed. A plugin that waits for its predecessor does not have
 // sockets.
 func (p *probes) live() error {
-	if p.driver.waiting.Load() != nil {
+	if p.waiting.Load() != nil {
 		return nil
 	}
 	if err := p.checkDirectories(); err != nil {
 		return err
 	}
-	if err := attach.Ping(p.driver.options.RunDir, p.driver.options.Instance); err != nil {
+	if err := attach.Ping(p.options.RunDir, p.options.Instance); err != nil {
 		return fmt.Errorf("hooks cannot reach the plugin: %w", err)
 	}
-	select {
-	case <-p.driver.helperReady:
-	default: // the helper creates its sockets later
+	if !p.helper.isStarted() { // it creates its sockets later
 		return nil
 	}
 	for _, socket := range p.helperSockets() {
@@ -77,7 +92,7 @@ func (p *probes) live() error {
 // the plugin's container then still points to the removed directory, where files cannot be created, even if the node
 // has a new directory of that name. Directories with sockets do not need a check.
 func (p *probes) checkDirectories() error {
-	o := p.driver.options
+	o := p.options
 	directories := []string{o.CDIDir}
 	if o.Installation != nil {
 		directories = append(directories, filepath.Dir(o.Hook))
@@ -95,12 +110,12 @@ func (p *probes) checkDirectories() error {
 // helperSockets returns the paths of the helper's sockets: for the registration, which the kubelet ends when the
 // socket is removed, and for the kubelet's calls. kubeletplugin chooses the names.
 func (p *probes) helperSockets() []string {
-	o := p.driver.options
+	o := p.options
 	registration := o.DriverName + "-reg.sock"
 	if o.RollingUpdate {
 		registration = kubeletplugin.RollingUpdateRegistrarSocketFile(o.RegistryDir, o.DriverName, types.UID(o.Instance))
 	}
-	return []string{filepath.Join(o.RegistryDir, registration), p.driver.kubeletSocket()}
+	return []string{filepath.Join(o.RegistryDir, registration), o.kubeletSocket()}
 }
 
 // pingTimeout limits the check of one socket: checking all of them must take less time than a probe.
@@ -118,7 +133,7 @@ func pingSocket(path string) error {
 // started returns an error until the kubelet has registered the plugin. The kubelet
 // must not restart a plugin that waits for its predecessor.
 func (p *probes) started() error {
-	if p.driver.waiting.Load() == nil && !p.registered.Load() {
+	if p.waiting.Load() == nil && !p.registered.Load() {
 		return errors.New("the kubelet has not registered the plugin")
 	}
 	return nil
@@ -126,23 +141,23 @@ func (p *probes) started() error {
 
 // ready returns why the plugin cannot currently give a pod its share.
 func (p *probes) ready() error {
-	if reason := p.driver.waiting.Load(); reason != nil {
+	if reason := p.waiting.Load(); reason != nil {
 		return *reason
 	}
-	if err := errors.Join(p.started(), p.live(), p.driver.hook.check()); err != nil {
+	if err := errors.Join(p.started(), p.live(), p.hook.check()); err != nil {
 		return err
 	}
-	for k, checker := range kindsOf[ReadinessChecker](p.driver.kinds) {
+	for k, checker := range kindsOf[ReadinessChecker](p.kinds) {
 		if err := checker.Ready(); err != nil {
 			return fmt.Errorf("%s: %w", k.Name(), err)
 		}
 	}
-	return p.driver.publisher.publication.check()
+	return p.publication.check()
 }
 
 // serve answers probes until ctx ends.
 func (p *probes) serve(ctx context.Context) error {
-	err := probe.Serve(ctx, p.driver.options.RunDir, p.driver.options.Instance, func(name string) error {
+	err := probe.Serve(ctx, p.options.RunDir, p.options.Instance, func(name string) error {
 		return p.check(ctx, name)
 	})
 	if err != nil {

@@ -56,6 +56,22 @@ type publisher struct {
 	refreshAfter atomic.Int64
 }
 
+func (d *Driver) newPublisher() *publisher {
+	return &publisher{
+		client:          d.options.Client,
+		driverName:      d.options.DriverName,
+		kinds:           d.kinds,
+		records:         d.records,
+		health:          d.health,
+		warnings:        d.warnings,
+		degradations:    d.degradations,
+		isNewest:        d.handover.isNewest,
+		restore:         d.restore,
+		enqueueClaimsOf: d.status.enqueueClaimsOf,
+		requested:       make(chan struct{}, 1),
+	}
+}
+
 // requestRefresh makes the publisher refresh the devices and publish them if
 // they changed.
 func (p *publisher) requestRefresh() {

@@ -39,7 +39,7 @@ func (l attachmentsOfKind) Update(
 	ctx context.Context, r attach.Record, change func(Attachment, func(json.RawMessage) error) error,
 ) error {
 	d, uid := l.driver, types.UID(r.ClaimUID)
-	return d.withClaim(WithAttachment(ctx, r.ClaimUID, r.Share, r.Pod), uid, func(ctx context.Context) error {
+	return d.locks.withClaim(WithAttachment(ctx, r.ClaimUID, r.Share, r.Pod), uid, func(ctx context.Context) error {
 		current, err := d.records.attachments.Read(r.ClaimUID, r.Share, r.Namespace)
 		if !d.handover.isNewest() {
 			return ErrOutdated
@@ -59,7 +59,7 @@ func (l attachmentsOfKind) Update(
 			return nil
 		}
 		err = change(Attachment{Share: s.Share, Record: current}, write)
-		d.updateMetadata(ctx, uid, s, nil)
+		d.deviceMetadata.update(ctx, uid, s, nil)
 		d.status.enqueue(uid)
 		return err
 	})

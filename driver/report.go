@@ -10,10 +10,12 @@ import (
 	"sync"
 	"time"
 
-	resourceapi "k8s.io/api/resource/v1"
+	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -26,8 +28,13 @@ import (
 // reporter writes the state of shares to the status of their claims. It has a separate queue, so a slow API server
 // does not delay pods. It retries a claim until the status is written or the claim no longer exists.
 type reporter struct {
-	driver *Driver
-	queue  workqueue.TypedRateLimitingInterface[types.UID]
+	client   kubernetes.Interface
+	events   events.EventRecorder
+	records  *nodeRecords
+	claims   claimReader
+	observer *observer
+	outcomes *prometheus.CounterVec
+	queue    workqueue.TypedRateLimitingInterface[types.UID]
 
 	// written has the status that the reporter last wrote to each claim.
 	written *claimstatus.Log
@@ -51,12 +58,17 @@ const (
 	checkInterval = statusRounds*resyncInterval - resyncInterval/2
 )
 
-func newReporter(d *Driver) *reporter {
+func newReporter(o Options, records *nodeRecords, observer *observer, outcomes *prometheus.CounterVec) *reporter {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](reportRetryMin, reportRetryMax)
 	return &reporter{
-		driver:  d,
-		queue:   workqueue.NewTypedRateLimitingQueue(limiter),
-		written: claimstatus.NewLog(clock.RealClock{}, checkInterval),
+		client:   o.Client,
+		events:   o.Events,
+		records:  records,
+		claims:   claimReader{o.Client},
+		observer: observer,
+		outcomes: outcomes,
+		queue:    workqueue.NewTypedRateLimitingQueue(limiter),
+		written:  claimstatus.NewLog(clock.RealClock{}, checkInterval),
 	}
 }
 
@@ -94,7 +106,7 @@ func (r *reporter) run(ctx context.Context) {
 
 // enqueueRound makes the workers report the claims that are due in a round.
 func (r *reporter) enqueueRound(round uint32) {
-	claims, _ := r.driver.records.claims.List() // unreadable records are logged by restore
+	claims, _ := r.records.claims.List() // unreadable records are logged by restore
 	for _, c := range claims {
 		if r.isDue(c, round) {
 			r.enqueue(c.UID)
@@ -106,7 +118,7 @@ func (r *reporter) enqueueRound(round uint32) {
 // shares that should be attached but are not are reported in every round, because their status can change without an
 // event.
 func (r *reporter) isDue(claim *record.Claim, round uint32) bool {
-	return isInRound(claim.UID, round) || !r.driver.isFullyAttached(claim)
+	return isInRound(claim.UID, round) || !r.observer.isFullyAttached(claim)
 }
 
 // isInRound reports whether a claim's status is read in a round.
@@ -132,7 +144,7 @@ func (r *reporter) processNext(ctx context.Context) bool {
 	defer cancel()
 	outcome, err := r.report(ctx, uid)
 	if err == nil {
-		r.driver.metrics.reports.WithLabelValues(outcome).Inc()
+		r.outcomes.WithLabelValues(outcome).Inc()
 		r.queue.Forget(uid)
 		return true
 	}
@@ -140,7 +152,7 @@ func (r *reporter) processNext(ctx context.Context) bool {
 		return true // the plugin is stopping
 	}
 	r.written.Fail(uid)
-	r.driver.metrics.reports.WithLabelValues(failureOutcome(err)).Inc()
+	r.outcomes.WithLabelValues(failureOutcome(err)).Inc()
 	klog.FromContext(ctx).
 		Error(err, "Failed to report claim status; retrying", "claimUID", uid, "attempts", r.queue.NumRequeues(uid)+1)
 	r.queue.AddRateLimited(uid)
@@ -172,16 +184,16 @@ func failureOutcome(err error) string {
 
 // report writes the status of a claim if it differs from the written one.
 func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, err error) {
-	prepared, err := r.driver.records.preparedClaim(uid)
+	prepared, err := r.records.preparedClaim(uid)
 	if err != nil || prepared == nil {
 		r.written.Forget(uid)
 		return outcomeGone, err
 	}
-	states, err := r.driver.observe(ctx, prepared)
+	states, err := r.observer.observe(ctx, prepared)
 	if err != nil || len(states) == 0 {
 		return outcomeUnchanged, err
 	}
-	entries, err := r.driver.deviceStatuses(states)
+	entries, err := r.observer.deviceStatuses(states)
 	if err != nil {
 		return "", err
 	}
@@ -189,9 +201,9 @@ func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, e
 	if err != nil || r.written.Has(uid, digest) {
 		return outcomeUnchanged, err
 	}
-	read, repeated := r.driver.currentClaim, r.written.Wrote(uid, digest)
+	read, repeated := r.claims.current, r.written.Wrote(uid, digest)
 	if repeated {
-		read = r.driver.cachedClaim // an older state causes at most a write that changes nothing
+		read = r.claims.cached // an older state causes at most a write that changes nothing
 	}
 	claim, err := read(ctx, prepared)
 	if err != nil {
@@ -205,34 +217,12 @@ func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, e
 		r.written.Record(uid, digest)
 		return outcomeUnchanged, nil
 	}
-	if err := claimstatus.Apply(ctx, r.driver.options.Client, claim, params.FieldManagerPlugin, entries); err != nil {
+	if err := claimstatus.Apply(ctx, r.client, claim, params.FieldManagerPlugin, entries); err != nil {
 		return "", err
 	}
 	klog.FromContext(ctx).V(4).Info("Wrote status of claim", "claim", klog.KObj(claim), "claimUID", uid,
 		"deviceCount", len(entries))
-	r.driver.recordEvents(claim, states, entries)
+	recordEvents(r.events, claim, states, entries)
 	r.written.Record(uid, digest)
 	return outcomeWritten, nil
-}
-
-// currentClaim gets the claim of a record from the API server. It returns nil if the claim was deleted, deallocated,
-// or replaced by another with the same name.
-func (d *Driver) currentClaim(ctx context.Context, recorded *record.Claim) (*resourceapi.ResourceClaim, error) {
-	return d.getClaim(ctx, recorded, metav1.GetOptions{})
-}
-
-// cachedClaim is like currentClaim, but lets the API server answer from its cache instead of etcd, because all nodes'
-// plugins repeatedly read their claims' status.
-func (d *Driver) cachedClaim(ctx context.Context, recorded *record.Claim) (*resourceapi.ResourceClaim, error) {
-	return d.getClaim(ctx, recorded, metav1.GetOptions{ResourceVersion: "0"})
-}
-
-func (d *Driver) getClaim(
-	ctx context.Context, recorded *record.Claim, source metav1.GetOptions,
-) (*resourceapi.ResourceClaim, error) {
-	claim, err := d.options.Client.ResourceV1().ResourceClaims(recorded.Namespace).Get(ctx, recorded.Name, source)
-	if apierrors.IsNotFound(err) || err == nil && (claim.UID != recorded.UID || claim.Status.Allocation == nil) {
-		return nil, nil
-	}
-	return claim, err
 }

@@ -26,7 +26,7 @@ func (d *Driver) restore(ctx context.Context) {
 // the claims of attachments that differed. It returns all attachments.
 func (d *Driver) restoreDifferences(ctx context.Context) []attach.Record {
 	d.restoreSpecs(ctx)
-	d.restoreMetadata(ctx)
+	d.deviceMetadata.restore(ctx)
 	attached := d.records.readableAttachments(ctx, func(*attach.Record) bool { return true })
 	d.withEachClaimLocked(ctx, d.altered(ctx, attached), func(ctx context.Context, s share, r attach.Record) error {
 		err := d.restoreAttachment(ctx, s, r)
@@ -95,7 +95,7 @@ func (d *Driver) restoreSpecs(ctx context.Context) {
 		if err == nil && d.specs.has(c.UID, want) {
 			continue
 		}
-		err = d.withClaim(ctx, c.UID, func(context.Context) error {
+		err = d.locks.withClaim(ctx, c.UID, func(context.Context) error {
 			prepared, err := d.records.preparedClaim(c.UID)
 			if err != nil || prepared == nil {
 				return err

@@ -31,7 +31,7 @@ func (d *Driver) UnprepareResourceClaims(
 			klog.FromContext(ctx).WithValues("claim", klog.KRef(claim.Namespace, claim.Name), "claimUID", claim.UID),
 		)
 		start := time.Now()
-		err := d.withClaim(ctx, claim.UID, func(ctx context.Context) error { return d.unprepareClaim(ctx, claim) })
+		err := d.locks.withClaim(ctx, claim.UID, func(ctx context.Context) error { return d.unprepareClaim(ctx, claim) })
 		if err != nil {
 			err = fmt.Errorf("unprepare claim %s/%s: %w", claim.Namespace, claim.Name, err)
 		}
@@ -92,7 +92,7 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 	d.publisher.requestRefreshLater()
 	d.status.written.Forget(claim.UID)
 	d.failures.forget(shares)
-	d.detached.Delete(claim.UID)
+	d.detachments.forget(claim.UID)
 	klog.FromContext(ctx).V(2).Info("Unprepared claim", "shares", len(shares))
 	return nil
 }

@@ -118,7 +118,7 @@ func (d *Driver) withEachClaimLocked(
 ) {
 	for _, r := range attached {
 		ctx := WithAttachment(ctx, r.ClaimUID, r.Share, r.Pod)
-		err := d.withClaim(ctx, types.UID(r.ClaimUID), func(ctx context.Context) error {
+		err := d.locks.withClaim(ctx, types.UID(r.ClaimUID), func(ctx context.Context) error {
 			current, err := d.records.attachments.Read(r.ClaimUID, r.Share, r.Namespace)
 			if errors.Is(err, os.ErrNotExist) {
 				return nil
