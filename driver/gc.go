@@ -91,7 +91,7 @@ func (gc *garbageCollector) collect(ctx context.Context) error {
 	defer gc.grace.endRound()
 	var err error
 	for _, find := range []func(context.Context) ([]Orphan, error){
-		gc.claimRecords, gc.orphanedSpecs, gc.orphanedMetadata, gc.corruptAttachments, gc.hooks, gc.sockets, gc.temporaryFiles,
+		gc.claimRecords, gc.claimSpecs, gc.metadataFiles, gc.corruptAttachments, gc.hooks, gc.sockets, gc.temporaryFiles,
 	} {
 		orphans, findErr := find(ctx)
 		err = errors.Join(err, findErr, gc.removeDue(ctx, orphans))
@@ -205,10 +205,10 @@ func (gc *garbageCollector) removeClaim(ctx context.Context, uid types.UID) erro
 	})
 }
 
-// orphanedSpecs finds CDI specs without a record: the plugin writes a spec after the
+// claimSpecs finds CDI specs without a record: the plugin writes a spec after the
 // claim record and removes it before. The spec of a claim with an attachment
 // stays even if the record is lost, because its containers may restart.
-func (gc *garbageCollector) orphanedSpecs(context.Context) (orphans []Orphan, err error) {
+func (gc *garbageCollector) claimSpecs(context.Context) (orphans []Orphan, err error) {
 	uids, err := gc.specs.List()
 	for _, uid := range uids {
 		if gc.records.isRecorded(uid) {
@@ -226,9 +226,9 @@ func (gc *garbageCollector) orphanedSpecs(context.Context) (orphans []Orphan, er
 	return orphans, err
 }
 
-// orphanedMetadata finds the metadata files of claims that no longer exist. The helper removes
+// metadataFiles finds the metadata files of claims that no longer exist. The helper removes
 // them only when the kubelet unprepares a claim.
-func (gc *garbageCollector) orphanedMetadata(context.Context) (orphans []Orphan, failed error) {
+func (gc *garbageCollector) metadataFiles(context.Context) (orphans []Orphan, failed error) {
 	dirs, failed := filepath.Glob(filepath.Join(gc.options.PluginDir, metadataDir, "*"))
 	claims, unreadable := gc.records.claims.List()
 	needed := map[string]bool{}

@@ -161,7 +161,8 @@ const ownSocketTimeout = 20 * time.Second
 // prepareThroughOwnSocket calls NodePrepareResources on the plugin's own socket, as the
 // kubelet does.
 func (m *deviceMetadata) prepareThroughOwnSocket(ctx context.Context, c *record.Claim) error {
-	conn, err := grpc.NewClient("unix://"+m.options.kubeletSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	target := "unix://" + m.options.kubeletSocket()
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}

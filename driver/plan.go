@@ -34,7 +34,8 @@ func plan(driverName string, claim *resourceapi.ResourceClaim) (planned []planne
 	devices := claim.Status.Allocation.Devices
 	for _, result := range devices.Results {
 		if result.Driver == driverName {
-			planned = append(planned, plannedShare{shareOf(claim.UID, result), parametersFor(driverName, result, devices.Config)})
+			parameters := parametersFor(driverName, result, devices.Config)
+			planned = append(planned, plannedShare{shareOf(claim.UID, result), parameters})
 		}
 	}
 	return planned, nil
