@@ -117,6 +117,7 @@ test-build: prerequisites-dhcp cluster-binaries bin/helm bin/gotestsum $(IMAGES)
 test-unit: ## run the tests of all packages [20 min]
 	+@$(MAKE) --no-print-directory test-packages
 	$(MAKE) --no-print-directory test-classify
+	$(MAKE) --no-print-directory test-rates
 	$(MAKE) --no-print-directory test-crash
 
 test-packages: prerequisites-dhcp bin/helm ## run the tests of the packages that do not measure: tables, netlink in namespaces, a fake kubelet
@@ -130,8 +131,18 @@ test-packages: prerequisites-dhcp bin/helm ## run the tests of the packages that
 	wait $$conformance || result=$$?
 	exit $$result
 
-test-classify: prerequisites-dhcp ## measure the traffic of shares with the BPF programs attached
-	@$(GO_TEST) -timeout 15m -- ./netdev/classify
+# Tests of netdev/classify that measure rates and latencies. They run alone, one after the other.
+RATES := ^Test(Traffic|Queues|FairQueue|Forwarded|RawFrames|Latency|NeighborDiscovery|TCX_limits|BridgeMode_(limits|lends)|Program_costOfCheck|Attack_(multicastFlood|neighborFlood|floodOfShare|broadcastQueue|broadcastCutoff|manySegments))
+
+test-classify: prerequisites-dhcp ## check which frames the BPF programs permit, count, and drop
+	@$(GO_TEST) -timeout 15m -run '^TestAttack' -skip '$(RATES)' -- ./netdev/classify & attacks=$$!
+	result=0
+	$(GO_TEST) -timeout 15m -skip '^TestAttack|$(RATES)' -- ./netdev/classify || result=$$?
+	wait $$attacks || result=$$?
+	exit $$result
+
+test-rates: prerequisites-dhcp ## measure the rates and latencies of shares with the BPF programs attached
+	@$(GO_TEST) -timeout 15m -run '$(RATES)' -- ./netdev/classify
 
 # Tests of test/crash that mostly wait for the kernel run in several processes next to the others, each process in a
 # separate network namespace.
@@ -521,7 +532,7 @@ bin/images/dra-conformance.tar: bin/cluster bin/dra-conformance conformance/imag
 help: ## print this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: kind-demo kind-up kind-down kind-binaries prerequisites-kind test-kind demo demo-groups demo-jobset demo-kueue demo-addresses cluster-up cluster-down install reload test test-build test-unit test-packages test-classify test-crash \
+.PHONY: kind-demo kind-up kind-down kind-binaries prerequisites-kind test-kind demo demo-groups demo-jobset demo-kueue demo-addresses cluster-up cluster-down install reload test test-build test-unit test-packages test-classify test-rates test-crash \
   test-addresses test-fuzz test-race test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e e2e-long test-privileges test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane bench-memory bench-addresses lint lint-words lint-lines lint-logs lint-headers fix-headers \
   generate generate-check chart-check chart-package build image image-archives image-docker dockerfile-check previous-release cluster-binaries \
   prerequisites prerequisites-clang prerequisites-dhcp prerequisites-lab help

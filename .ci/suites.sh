@@ -13,8 +13,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 MAKE=${MAKE:-make}
 checks=(generate-check chart-check lint test-fuzz)
-waiting=(test-controlplane test-packages)
-measuring=(test-classify test-crash bench-check e2e demo test-kind test-lab)
+waiting=(test-controlplane test-packages test-classify)
+measuring=(test-rates test-crash bench-check e2e demo test-kind test-lab)
 
 results=$(mktemp -d)
 export RERUNS=$results/reruns # names of flaky tests; see gotest.sh

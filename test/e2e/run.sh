@@ -2,7 +2,7 @@
 # Copyright The dra-driver-shared Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# Runs the suites on two clusters at a time, because they mostly wait: whenever a
+# Runs the suites on three clusters at a time, because they mostly wait: whenever a
 # suite ends, the next one starts. At the end it prints the failures and the time
 # of each story and suite. bin/e2e.test must exist. If RERUNS names a directory, up to five
 # stories that fail run once more, and if LOGS names one, it receives the output of each suite; see .ci/gotest.sh.
@@ -48,15 +48,15 @@ fi
 
 # The longest suites come first, so that all lanes end at about the same time. A
 # suite that is not listed here runs last.
-first="TestOneNode TestPodGroups_nativeMode TestFaults TestPodGroups_bridgeMode TestAddresses TestTimeouts
-TestAccelerators TestIsolation TestUpgrade TestModeChange"
+first="TestAddresses TestOneNode TestTimeouts TestPodGroups_nativeMode TestIsolation TestAccelerators
+TestFaults TestUpgrade TestPodGroups_bridgeMode TestModeChange"
 all=$(run_tests -test.list . | grep '^Test') || { echo "bin/e2e.test lists no tests" >&2; exit 1; }
 if [ "$mode" = --long ]; then all=${!long[*]} first=; fi
 suites=$(printf '%s\n' $first $all | awk '!seen[$0]++ && $0 != "TestPrivileges"')
 logs=$(mktemp -d)
 start=$SECONDS
 failed=0
-lanes=2
+lanes=3
 set -m # gives background jobs separate process groups, which can be signaled
 trap 'rm -rf "$logs"' EXIT
 trap 'for job in $(jobs -p); do kill -INT -- "-$job"; done; wait; exit 130' INT TERM

@@ -70,6 +70,7 @@ func selectionsOfScripts(t *testing.T) (selections []selection) {
 		directories     []string
 	}{
 		{"Makefile", `'(\$\((?:EACH|REPEATED|LEASING|POOLS|RANDOM)\)[^']*)'`, 8, []string{"test/crash"}},
+		{"Makefile", `'([^'\s]*\$\(RATES\))'`, 3, []string{"netdev/classify"}},
 		{"Makefile", `'\$\(or \$\(RUN\),(Test[^)]*)\)' -- \./test/controlplane`, 3, []string{"test/controlplane"}},
 		{"Makefile", `-bench '([^']*)'`, 2, []string{"test/crash", "test/bench"}},
 		{"Makefile", `-run (Test\w+)`, 6, []string{"driver", "conformance"}},
