@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
@@ -73,8 +73,8 @@ func (d *Driver) reportAttach(ctx context.Context, r attach.Request, err error) 
 	if err == nil {
 		return
 	}
-	d.options.Events.Eventf(podReference(r.Pod), nil, corev1.EventTypeWarning, params.ReasonAttachFailed,
-		params.EventActionShare, "%s", claimstatus.Truncate(err.Error(), maxNote))
+	d.options.Events.Eventf(podReference(r.Pod), nil, corev1.EventTypeWarning, v1alpha1.ReasonAttachFailed,
+		v1alpha1.EventActionShare, "%s", claimstatus.Truncate(err.Error(), maxNote))
 	klog.FromContext(ctx).Error(err, "Failed to attach share")
 }
 

@@ -25,7 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/ptr"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/driver"
@@ -263,7 +263,7 @@ func (p *slotPlugin) wantStatus(c *resourceapi.ResourceClaim, reason, data strin
 		if d.Data != nil {
 			got = string(d.Data.Raw)
 		}
-		ready := meta.FindStatusCondition(d.Conditions, params.ConditionReady)
+		ready := meta.FindStatusCondition(d.Conditions, v1alpha1.ConditionReady)
 		if ready == nil || ready.Reason != reason || got != data {
 			return fmt.Errorf("the conditions are %+v, the data %s", d.Conditions, got)
 		}
@@ -285,7 +285,7 @@ func TestDriver_attachesSharesOfAnyKind(t *testing.T) {
 		}
 	}
 	p.wantCalls("attach to a")
-	p.wantStatus(c, params.ReasonAttached, `{"failed":0,"pod":"a","slot":"\"slot 1\""}`)
+	p.wantStatus(c, v1alpha1.ReasonAttached, `{"failed":0,"pod":"a","slot":"\"slot 1\""}`)
 	if err := p.container(c, share, "b", second); err == nil || err.Error() != "pod default/a has the slot" {
 		t.Errorf("attach to a second pod: got error %v", err)
 	}
@@ -344,10 +344,10 @@ func TestDriver_reportsFailuresOfAnyKind(t *testing.T) {
 	if err := p.container(c, share, "a", network); err == nil || err.Error() != "the rack is open" {
 		t.Errorf("attach: got error %v", err)
 	}
-	p.wantStatus(c, params.ReasonAttachFailed, "")
+	p.wantStatus(c, v1alpha1.ReasonAttachFailed, "")
 	p.slots.refusal = nil
 	if err := p.container(c, share, "a", network); err != nil {
 		t.Fatal(err)
 	}
-	p.wantStatus(c, params.ReasonAttached, `{"failed":0,"pod":"a","slot":"\"slot 1\""}`)
+	p.wantStatus(c, v1alpha1.ReasonAttached, `{"failed":0,"pod":"a","slot":"\"slot 1\""}`)
 }

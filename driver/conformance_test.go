@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/conformance"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/nic"
@@ -132,7 +132,7 @@ func TestConformance(t *testing.T) {
 // longParameters returns parameters of more than 9 KiB.
 func longParameters(t *testing.T) string {
 	t.Helper()
-	p := map[string]any{"apiVersion": params.GroupVersion.String(), "kind": "NetworkAttachment"}
+	p := map[string]any{"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NetworkAttachment"}
 	var neighbors, routes, rules []any
 	for i := range 64 {
 		neighbors = append(neighbors, map[string]any{

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
@@ -97,7 +97,7 @@ func (o *observer) reservedPods(ctx context.Context, claim *resourceapi.Resource
 			// The rest of the status does not depend on the pods.
 			o.degradations.report(
 				ctx,
-				params.DegradedPodsNotReadable,
+				v1alpha1.DegradedPodsNotReadable,
 				"the plugin does not detect pods whose containers do not reference their claim: does its role permit getting pods?",
 				err,
 			)

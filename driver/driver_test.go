@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
@@ -30,7 +30,7 @@ func TestDriver_attachesAtContainerStartAndDetachesAtUnprepare(t *testing.T) {
 	if got := s.links(); !slices.Equal(got, []string{"lo", "data0"}) {
 		t.Errorf("links %v", got)
 	}
-	p.awaitReason(c, params.ReasonAttached)
+	p.awaitReason(c, v1alpha1.ReasonAttached)
 	p.unprepare(c)
 	if got := s.links(); !slices.Equal(got, []string{"lo"}) {
 		t.Errorf("links after unprepare: %v", got)

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
@@ -357,13 +357,13 @@ func (gc *garbageCollector) kernelObjects(ctx context.Context) error {
 		// need any object.
 		gc.degradations.report(
 			ctx,
-			params.DegradedNotCollected,
+			v1alpha1.DegradedNotCollected,
 			"kernel objects that no claim needs remain until all records can be read",
 			err,
 		)
 		return nil
 	}
-	gc.degradations.end(params.DegradedNotCollected)
+	gc.degradations.end(v1alpha1.DegradedNotCollected)
 	var failed error
 	for k, attacher := range kindsOf[Attacher](gc.kinds) {
 		orphans, err := attacher.Orphans(ctx, sharesOf(claims, k.Name()), attached)

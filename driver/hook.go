@@ -12,7 +12,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
@@ -51,20 +51,20 @@ func (h *hookInstaller) ensure(ctx context.Context) (installed bool) {
 	found := h.check()
 	if found == nil {
 		// An earlier attempt, or another program, has ended the problem.
-		h.warnings.end(params.EventReasonHookMissing, "", params.EventReasonHookInstalled, "the hook is installed")
+		h.warnings.end(v1alpha1.EventReasonHookMissing, "", v1alpha1.EventReasonHookInstalled, "the hook is installed")
 		return false
 	}
 	logger := klog.FromContext(ctx)
 	logger.Error(found, "The hook is missing or changed; reinstalling it")
 	if _, err := h.installation.Install(); err != nil {
 		logger.Error(err, "Failed to install the hook; retrying")
-		h.warnings.warn(params.EventReasonHookMissing, "", "containers with shares cannot start: "+err.Error())
+		h.warnings.warn(v1alpha1.EventReasonHookMissing, "", "containers with shares cannot start: "+err.Error())
 		return false
 	}
-	h.warnings.warn(params.EventReasonHookMissing, "", "containers with shares could not start: "+found.Error()+
+	h.warnings.warn(v1alpha1.EventReasonHookMissing, "", "containers with shares could not start: "+found.Error()+
 		": does another program delete or change files in "+filepath.Dir(h.path)+"?")
 	logger.Info("Reinstalled the hook", "path", h.path)
-	h.warnings.end(params.EventReasonHookMissing, "", params.EventReasonHookInstalled, "the hook is installed again")
+	h.warnings.end(v1alpha1.EventReasonHookMissing, "", v1alpha1.EventReasonHookInstalled, "the hook is installed again")
 	return true
 }
 
@@ -78,7 +78,7 @@ func (h *hookInstaller) watch(ctx context.Context) error {
 	if watching {
 		defer watcher.Close()
 	} else {
-		h.degradations.report(ctx, params.DegradedHookNotWatched,
+		h.degradations.report(ctx, v1alpha1.DegradedHookNotWatched,
 			"a removed hook is installed again up to "+resyncInterval.String()+" later", err)
 		watcher = &fsnotify.Watcher{} // its nil channels never receive
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	resourceapi "k8s.io/api/resource/v1"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
@@ -189,7 +189,7 @@ func collectDevice(out chan<- prometheus.Metric, kind string, device resourceapi
 	)
 	gauge(out, descShares, float64(len(on)), kind, device.Name)
 	for name, capacity := range device.Capacity {
-		labels := []string{kind, device.Name, string(name), params.CapacityUnit(string(name))}
+		labels := []string{kind, device.Name, string(name), v1alpha1.CapacityUnit(string(name))}
 		gauge(out, descCapacity, capacity.Value.AsApproximateFloat64(), labels...)
 		sum := 0.0
 		for _, s := range on {

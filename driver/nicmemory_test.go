@@ -13,7 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/client-go/tools/events"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/internal/probe"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
@@ -74,27 +74,27 @@ func TestDriver_restartsWhileANICHasNoCarrier(t *testing.T) {
 	if err := p.sandbox("p").hook(c, p.mustPrepare(c)[0]); err != nil {
 		t.Fatal(err)
 	}
-	p.awaitReason(c, params.ReasonAttached)
+	p.awaitReason(c, v1alpha1.ReasonAttached)
 	disconnect()
-	eventually.Eventually(t, timeout, "nic0 is tainted", func() error { return p.tainted(params.TaintLinkDown) })
+	eventually.Eventually(t, timeout, "nic0 is tainted", func() error { return p.tainted(v1alpha1.TaintLinkDown) })
 	p.stop()
 	p.startWith(speedOfLink)
-	if err := p.tainted(params.TaintLinkDown); err != nil {
+	if err := p.tainted(v1alpha1.TaintLinkDown); err != nil {
 		t.Error(err)
 	}
-	p.awaitReason(c, params.ReasonLinkDown)
+	p.awaitReason(c, v1alpha1.ReasonLinkDown)
 	p.mustPrepare(p.claim("other", "10M", ""))
 }
 
 func TestTakeover_whileANICHasNoCarrier(t *testing.T) {
 	p, disconnect := newPluginOfLink(t)
 	disconnect()
-	eventually.Eventually(t, timeout, "nic0 is tainted", func() error { return p.tainted(params.TaintLinkDown) })
+	eventually.Eventually(t, timeout, "nic0 is tainted", func() error { return p.tainted(v1alpha1.TaintLinkDown) })
 	s := p.succeed(speedOfLink, nil)
 	if err := <-s.started; err != nil {
 		t.Fatal(err)
 	}
-	if err := s.tainted(params.TaintLinkDown); err != nil {
+	if err := s.tainted(v1alpha1.TaintLinkDown); err != nil {
 		t.Error(err)
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 // The Node owns the ResourceSlices of its plugin. The helper reads the owner's UID once. If the Node is deleted and
@@ -119,7 +119,7 @@ func (w *nodeWatch) follow(ctx context.Context) error {
 		return fmt.Errorf("watch Node %s: %w", name, err)
 	}
 	defer stream.Stop()
-	w.degradations.end(params.DegradedNodeNotWatched)
+	w.degradations.end(v1alpha1.DegradedNodeNotWatched)
 	for {
 		select {
 		case <-ctx.Done():
@@ -173,7 +173,7 @@ func (w *nodeWatch) handle(ctx context.Context, event watch.Event) error {
 // report reports that the Node is not watched.
 func (w *nodeWatch) report(ctx context.Context, err error) {
 	if apierrors.IsForbidden(err) {
-		w.degradations.report(ctx, params.DegradedNodeNotWatched, "if the Node is deleted and registered again, the "+
+		w.degradations.report(ctx, v1alpha1.DegradedNodeNotWatched, "if the Node is deleted and registered again, the "+
 			"scheduler finds no devices on it until the plugin restarts; grant the plugin the right to watch Nodes, as "+
 			"the chart does", err)
 		return

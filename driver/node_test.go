@@ -23,7 +23,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2/ktesting"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
@@ -215,11 +215,11 @@ func TestWatchNode_forbidden(t *testing.T) {
 	api.refuse.Store(true)
 	stream.send(t, watch.Error, &metav1.Status{Status: metav1.StatusFailure, Message: "the API server stops"})
 	eventually.Eventually(t, timeout, "the metric shows that the Node is not watched", func() error {
-		return wantDegraded(t, registry, params.DegradedNodeNotWatched, 1)
+		return wantDegraded(t, registry, v1alpha1.DegradedNodeNotWatched, 1)
 	})
 	api.refuse.Store(false)
 	api.open().send(t, watch.Added, nodeWithUID("old"))
-	if err := wantDegraded(t, registry, params.DegradedNodeNotWatched, 0); err != nil {
+	if err := wantDegraded(t, registry, v1alpha1.DegradedNodeNotWatched, 0); err != nil {
 		t.Error(err)
 	}
 	p.stop()

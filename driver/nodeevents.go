@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
@@ -105,7 +105,7 @@ func (w *warnings) send(kind, reason, subject, message string) {
 	if subject != "" {
 		node.FieldPath = "devices{" + subject + "}"
 	}
-	w.recorder.Eventf(&node, nil, kind, reason, params.EventActionServe, "%s", claimstatus.Truncate(message, maxNote))
+	w.recorder.Eventf(&node, nil, kind, reason, v1alpha1.EventActionServe, "%s", claimstatus.Truncate(message, maxNote))
 }
 
 // problemsOf returns warnings of configured devices that are not shared, and the kinds' warnings about shared devices.
@@ -113,8 +113,9 @@ func problemsOf(ks kinds) (current []Warning) {
 	for _, reporter := range kindsOf[ProblemReporter](ks) {
 		for _, p := range reporter.Problems() {
 			current = append(current, Warning{
-				Device: p.Device, Reason: params.EventReasonDeviceUnusable, Message: "cannot share " + p.Device + ": " + p.Message,
-				EndReason: params.EventReasonDeviceUsable, EndMessage: p.Device + " can be shared again",
+				Device: p.Device,
+				Reason: v1alpha1.EventReasonDeviceUnusable, Message: "cannot share " + p.Device + ": " + p.Message,
+				EndReason: v1alpha1.EventReasonDeviceUsable, EndMessage: p.Device + " can be shared again",
 			})
 		}
 	}

@@ -12,7 +12,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 // operations counts operations that change state outside the process, such as writes of files.
@@ -57,7 +57,7 @@ func TestDriver_operations_doNotDependOnShares(t *testing.T) {
 			others = append(others, c)
 		}
 		for _, c := range others {
-			p.awaitReason(c, params.ReasonAttached)
+			p.awaitReason(c, v1alpha1.ReasonAttached)
 		}
 		c, pod := p.claim(fmt.Sprintf("measured%d", shares), "1M", ""), p.sandbox("measured")
 		p.client.ClearActions()
@@ -71,7 +71,7 @@ func TestDriver_operations_doNotDependOnShares(t *testing.T) {
 				if err := pod.hook(c, share); err != nil {
 					t.Fatal(err)
 				}
-				p.awaitReason(c, params.ReasonAttached)
+				p.awaitReason(c, v1alpha1.ReasonAttached)
 			}},
 			{"unprepare", func() { p.unprepare(c) }},
 		} {

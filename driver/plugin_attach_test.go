@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	resourceapi "k8s.io/api/resource/v1"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
@@ -218,7 +218,7 @@ func TestAttach_staticAddressServesOnePod(t *testing.T) {
 		!strings.Contains(err.Error(), "belong to pod default/first, which uses the same claim") {
 		t.Errorf("the second pod: %v", err)
 	}
-	p.awaitReason(c, params.ReasonAttachFailed)
+	p.awaitReason(c, v1alpha1.ReasonAttachFailed)
 	// The second pod ends before it was attached.
 	p.reserve(c, func(pods []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
 		return slices.DeleteFunc(pods, second.is)
@@ -230,10 +230,10 @@ func TestAttach_staticAddressServesOnePod(t *testing.T) {
 		}
 		return netlink.LinkSetMTU(link, 1400)
 	})
-	p.awaitReason(c, params.ReasonAttached)
+	p.awaitReason(c, v1alpha1.ReasonAttached)
 	first.kill()
 	eventually.Eventually(t, timeout, "the hook attaches the second pod", func() error { return second.hook(c, share) })
-	p.awaitReason(c, params.ReasonAttached)
+	p.awaitReason(c, v1alpha1.ReasonAttached)
 }
 
 // Another host on the network has the address of the claim.
@@ -245,7 +245,7 @@ func TestAttach_duplicateAddress(t *testing.T) {
 	if err := p.sandbox("p").hook(c, share); err != nil {
 		t.Fatalf("with detection Report, which is the default: %v", err)
 	}
-	p.awaitReason(c, params.ReasonDuplicateAddress)
+	p.awaitReason(c, v1alpha1.ReasonDuplicateAddress)
 	p.unprepare(c)
 
 	p.stop()
@@ -269,7 +269,7 @@ func TestAttach_duplicateAddress(t *testing.T) {
 	if err := second.hook(c, share); err != nil {
 		t.Errorf("after the other host has lost the address: %v", err)
 	}
-	p.awaitReason(c, params.ReasonAttached)
+	p.awaitReason(c, v1alpha1.ReasonAttached)
 }
 
 func TestAttach_reportsFailureAndSucceedsLater(t *testing.T) {
@@ -283,10 +283,10 @@ func TestAttach_reportsFailureAndSucceedsLater(t *testing.T) {
 		!strings.Contains(err.Error(), "the pod already has an interface wanted: choose another interfaceName") {
 		t.Errorf("got %v", err)
 	}
-	p.awaitReason(c, params.ReasonAttachFailed)
+	p.awaitReason(c, v1alpha1.ReasonAttachFailed)
 	s.do(func() error { return netlink.LinkDel(blocker) })
 	if err := s.hook(c, share); err != nil {
 		t.Error(err)
 	}
-	p.awaitReason(c, params.ReasonAttached)
+	p.awaitReason(c, v1alpha1.ReasonAttached)
 }

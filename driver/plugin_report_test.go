@@ -17,7 +17,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
@@ -39,7 +39,7 @@ func TestReport_retriesAndKeepsEntriesOfOtherDrivers(t *testing.T) {
 	if err := p.sandbox("p").hook(c, share); err != nil {
 		t.Fatal(err)
 	}
-	p.awaitReason(c, params.ReasonAttached)
+	p.awaitReason(c, v1alpha1.ReasonAttached)
 	if n := p.refuse.Load(); n >= 0 {
 		t.Errorf("%d writes were still to be refused", n)
 	}
@@ -243,7 +243,7 @@ func TestReport_ignoresAnotherClaimOfTheSameName(t *testing.T) {
 	if err := p.sandbox("q").hook(other, p.mustPrepare(other)[0]); err != nil {
 		t.Fatal(err)
 	}
-	p.awaitReason(other, params.ReasonAttached)
+	p.awaitReason(other, v1alpha1.ReasonAttached)
 	namesake, err := api.Get(t.Context(), c.Name, metav1.GetOptions{})
 	if err != nil || len(namesake.Status.Devices) > 0 {
 		t.Errorf("%+v, %v", namesake.Status.Devices, err)

@@ -37,7 +37,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/nic"
@@ -428,7 +428,7 @@ func (s *sandbox) links() (names []string) {
 func (p *plugin) awaitReason(c *resourceapi.ResourceClaim, reason string) {
 	p.t.Helper()
 	eventually.Eventually(p.t, timeout, fmt.Sprintf("claim %s is %s", c.Name, reason), func() error {
-		return p.condition(c, params.ConditionReady, reason)
+		return p.condition(c, v1alpha1.ConditionReady, reason)
 	})
 }
 

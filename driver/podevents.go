@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
@@ -50,7 +50,7 @@ type podEvent struct {
 // need none: Prepared is part of a start, and reportAttach records each failed attempt.
 func eventFor(old *metav1.Condition, c metav1.Condition) (podEvent, bool) {
 	starting := func(reason string) bool {
-		return reason == params.ReasonPrepared || reason == params.ReasonAttachFailed
+		return reason == v1alpha1.ReasonPrepared || reason == v1alpha1.ReasonAttachFailed
 	}
 	switch {
 	case old != nil && old.Status == c.Status && old.Reason == c.Reason:
@@ -58,7 +58,7 @@ func eventFor(old *metav1.Condition, c metav1.Condition) (podEvent, bool) {
 	case c.Status == metav1.ConditionFalse && !starting(c.Reason):
 		return podEvent{corev1.EventTypeWarning, c.Reason, c.Message}, true
 	case c.Status == metav1.ConditionTrue && old != nil && !starting(old.Reason):
-		return podEvent{corev1.EventTypeNormal, params.EventReasonRecovered, c.Type + ": " + c.Message}, true
+		return podEvent{corev1.EventTypeNormal, v1alpha1.EventReasonRecovered, c.Type + ": " + c.Message}, true
 	default:
 		return podEvent{}, false
 	}
@@ -77,7 +77,7 @@ func recordEvent(recorder events.EventRecorder, claim *resourceapi.ResourceClaim
 	}
 	about := claimref.ForEvent(claim)
 	for _, pod := range pods {
-		recorder.Eventf(podReference(pod), about, e.kind, e.reason, params.EventActionShare,
+		recorder.Eventf(podReference(pod), about, e.kind, e.reason, v1alpha1.EventActionShare,
 			"claim %s, device %s: %s", claim.Name, s.Device, claimstatus.Truncate(e.message, maxNote))
 	}
 }

@@ -19,7 +19,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/internal/probe"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
@@ -63,7 +63,7 @@ func TestPublish_featureGateEnabledLater(t *testing.T) {
 		off.Store(step.off)
 		eventually.Eventually(t, timeout, fmt.Sprintf("gate off: %t; the metric shows it", step.off), func() error {
 			p.RefreshDevices()
-			return wantDegraded(t, registry, params.DegradedFeaturesDisabled, step.want)
+			return wantDegraded(t, registry, v1alpha1.DegradedFeaturesDisabled, step.want)
 		})
 		wantEvent(t, recorder, step.event)
 		p.awaitReadiness(step.unready)
@@ -145,13 +145,13 @@ func TestPublish_refused(t *testing.T) {
 			p.register()
 			p.awaitReadiness(c.want)
 			wantEvent(t, recorder, "Warning SlicesRefused the API server refuses the ResourceSlices of this node")
-			if err := wantDegraded(t, registry, params.DegradedSlicesRefused, 1); err != nil {
+			if err := wantDegraded(t, registry, v1alpha1.DegradedSlicesRefused, 1); err != nil {
 				t.Error(err)
 			}
 			f.err.Store(nil)
 			p.awaitReadiness("")
 			wantEvent(t, recorder, "Normal SlicesStored")
-			if err := wantDegraded(t, registry, params.DegradedSlicesRefused, 0); err != nil {
+			if err := wantDegraded(t, registry, v1alpha1.DegradedSlicesRefused, 0); err != nil {
 				t.Error(err)
 			}
 		})

@@ -20,7 +20,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
@@ -217,7 +217,7 @@ func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, e
 		r.written.Record(uid, digest)
 		return outcomeUnchanged, nil
 	}
-	if err := claimstatus.Apply(ctx, r.client, claim, params.FieldManagerPlugin, entries); err != nil {
+	if err := claimstatus.Apply(ctx, r.client, claim, v1alpha1.FieldManagerPlugin, entries); err != nil {
 		return "", err
 	}
 	klog.FromContext(ctx).V(4).Info("Wrote status of claim", "claim", klog.KObj(claim), "claimUID", uid,

@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 // The helper writes ResourceSlices in the background, and reports only failures. The plugin lists the slices to check
@@ -38,9 +38,9 @@ func (p *publisher) reportRefusal(ctx context.Context, err error) bool {
 	remedy := refusalRemedy(err)
 	reason := fmt.Errorf("the API server refuses the ResourceSlices of this node: %s: %s", withoutName(err), remedy)
 	p.publication.refuse(reason)
-	p.degradations.report(ctx, params.DegradedSlicesRefused,
+	p.degradations.report(ctx, v1alpha1.DegradedSlicesRefused,
 		"the scheduler uses an outdated list of this node's devices, or none: "+remedy, err)
-	p.warnings.warn(params.EventReasonSlicesRefused, "", reason.Error())
+	p.warnings.warn(v1alpha1.EventReasonSlicesRefused, "", reason.Error())
 	return true
 }
 
@@ -100,8 +100,8 @@ func (p *publisher) reportDroppedFields(ctx context.Context, err error) bool {
 	consequence := describeDisabled(features)
 	reason := fmt.Errorf("the API server dropped fields of the ResourceSlices, because the feature gates %s are off: %s",
 		strings.Join(features, ", "), consequence)
-	p.degradations.report(ctx, params.DegradedFeaturesDisabled, consequence, err)
-	p.warnings.warn(params.EventReasonFeaturesDisabled, "", reason.Error())
+	p.degradations.report(ctx, v1alpha1.DegradedFeaturesDisabled, consequence, err)
+	p.warnings.warn(v1alpha1.EventReasonFeaturesDisabled, "", reason.Error())
 	if slices.Contains(features, consumableCapacity) {
 		p.publication.drop(reason)
 	} else {
@@ -117,7 +117,7 @@ const confirmTimeout = 5 * time.Second
 // reportRefusal and reportDroppedFields reported. It does not make a request if the API server is known to have the
 // slices. While there is a problem, each PublishResources call writes the slices again.
 func (p *publisher) confirmPublished(ctx context.Context, want resourceslice.DriverResources) error {
-	fieldsDropped := p.degradations.has(params.DegradedFeaturesDisabled)
+	fieldsDropped := p.degradations.has(v1alpha1.DegradedFeaturesDisabled)
 	if p.publication.isConfirmed() && !fieldsDropped {
 		return nil
 	}
@@ -183,16 +183,16 @@ func (p *publisher) publishedSlices(ctx context.Context) (newest []resourceapi.R
 // reportStored reports that the API server has the slices.
 func (p *publisher) reportStored() {
 	p.publication.confirm()
-	p.degradations.end(params.DegradedSlicesRefused)
-	p.warnings.end(params.EventReasonSlicesRefused, "", params.EventReasonSlicesStored,
+	p.degradations.end(v1alpha1.DegradedSlicesRefused)
+	p.warnings.end(v1alpha1.EventReasonSlicesRefused, "", v1alpha1.EventReasonSlicesStored,
 		"the API server now stores the ResourceSlices")
 }
 
 // reportFieldsStored reports that the API server has all fields of the slices.
 func (p *publisher) reportFieldsStored() {
 	p.publication.restoreFields()
-	p.degradations.end(params.DegradedFeaturesDisabled)
-	p.warnings.end(params.EventReasonFeaturesDisabled, "", params.EventReasonFeaturesEnabled,
+	p.degradations.end(v1alpha1.DegradedFeaturesDisabled)
+	p.warnings.end(v1alpha1.EventReasonFeaturesDisabled, "", v1alpha1.EventReasonFeaturesEnabled,
 		"the API server now stores all fields of the ResourceSlices")
 }
 

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
@@ -44,19 +44,19 @@ func deviceStatus(driver string, s shareState) (resourceapi.AllocatedDeviceStatu
 // readyCondition builds the condition Ready. The first problem that a user can
 // act on wins.
 func readyCondition(s shareState) metav1.Condition {
-	c := metav1.Condition{Type: params.ConditionReady, Status: metav1.ConditionFalse}
+	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
 	notReady := slices.IndexFunc(s.attachments, func(a PodState) bool { return !a.Ready })
 	switch {
 	case len(s.failed) > 0:
-		c.Reason, c.Message = params.ReasonAttachFailed, strings.Join(slices.Sorted(slices.Values(s.failed)), "; ")
+		c.Reason, c.Message = v1alpha1.ReasonAttachFailed, strings.Join(slices.Sorted(slices.Values(s.failed)), "; ")
 	case notReady >= 0:
 		a := s.attachments[notReady]
 		c.Reason, c.Message = a.Reason, fmt.Sprintf("pod %s/%s: %s", a.Pod.Namespace, a.Pod.Name, a.Message)
 	case len(s.hookNotRun) > 0:
-		c.Reason, c.Message = params.ReasonHookNotRun, hookNotRunMessage(s.hookNotRun[0])
+		c.Reason, c.Message = v1alpha1.ReasonHookNotRun, hookNotRunMessage(s.hookNotRun[0])
 	case len(s.unreferenced) > 0:
 		pod := s.unreferenced[0]
-		c.Reason = params.ReasonNotReferenced
+		c.Reason = v1alpha1.ReasonNotReferenced
 		c.Message = fmt.Sprintf(
 			"pod %s/%s uses the claim, but no container references it in resources.claims, so the plugin does not attach the "+
 				"share: reference the claim in a container and recreate the pod",
@@ -64,10 +64,10 @@ func readyCondition(s shareState) metav1.Condition {
 			pod.Name,
 		)
 	case len(s.attachments) == 0:
-		c.Reason = params.ReasonPrepared
+		c.Reason = v1alpha1.ReasonPrepared
 		c.Message = "no container that references the claim has started on the node yet"
 	default:
-		c.Status, c.Reason = metav1.ConditionTrue, params.ReasonAttached
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonAttached
 		c.Message = fmt.Sprintf("attached to %d pod(s)", len(s.attachments))
 	}
 	c.Message = claimstatus.Truncate(c.Message, claimstatus.MaxMessageLength)

@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
@@ -117,7 +117,7 @@ func TestDeviceStatus_severalAttachmentsHaveNoNetworkData(t *testing.T) {
 
 func TestReadyCondition(t *testing.T) {
 	down := attachedTo("q")
-	down.Ready, down.Reason, down.Message = false, params.ReasonLinkChanged, "the link is down in the pod"
+	down.Ready, down.Reason, down.Message = false, v1alpha1.ReasonLinkChanged, "the link is down in the pod"
 	for _, tc := range []struct {
 		name         string
 		attachments  []PodState
@@ -198,8 +198,8 @@ func TestEventFor(t *testing.T) {
 	cond := func(status metav1.ConditionStatus, reason string) metav1.Condition {
 		return metav1.Condition{Type: "Ready", Status: status, Reason: reason, Message: "m"}
 	}
-	attached, prepared := cond("True", params.ReasonAttached), cond("False", params.ReasonPrepared)
-	failed, down := cond("False", params.ReasonAttachFailed), cond("False", params.ReasonLinkDown)
+	attached, prepared := cond("True", v1alpha1.ReasonAttached), cond("False", v1alpha1.ReasonPrepared)
+	failed, down := cond("False", v1alpha1.ReasonAttachFailed), cond("False", v1alpha1.ReasonLinkDown)
 	for _, tc := range []struct {
 		name string
 		old  *metav1.Condition

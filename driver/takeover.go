@@ -12,7 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/klog/v2"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 // takeoverInterval is how often a plugin that must not replace its predecessor yet tries again. It also tries again
@@ -35,7 +35,7 @@ func (e *waitError) Unwrap() error { return e.err }
 
 // refused returns err as the reason why this plugin must not replace its predecessor.
 func refused(err error) *waitError {
-	return &waitError{event: params.EventReasonHandoverRefused,
+	return &waitError{event: v1alpha1.EventReasonHandoverRefused,
 		err: fmt.Errorf("not taking over from the running plugin: %w", err)}
 }
 
@@ -101,7 +101,7 @@ func (d *Driver) tryTakeOver(ctx context.Context) error {
 		return err
 	}
 	if err := d.hook.install(ctx); err != nil {
-		return &waitError{event: params.EventReasonHookMissing,
+		return &waitError{event: v1alpha1.EventReasonHookMissing,
 			err: fmt.Errorf("containers with shares cannot start: %w", err)}
 	}
 	err := d.prepareToServe(ctx)
@@ -139,6 +139,6 @@ func (d *Driver) reportWaiting(ctx context.Context, wait *waitError) {
 // hookInstaller.ensure.
 func (d *Driver) endWaiting() {
 	d.waiting.Store(nil)
-	d.warnings.end(params.EventReasonHandoverRefused, "", params.EventReasonHandoverCompleted,
+	d.warnings.end(v1alpha1.EventReasonHandoverRefused, "", v1alpha1.EventReasonHandoverCompleted,
 		"the plugin that waited has taken over")
 }

@@ -23,7 +23,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/ptr"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
@@ -514,7 +514,7 @@ func TestStatus_hookNotRun(t *testing.T) {
 	}
 	p.mustPrepare(c)
 	eventually.Eventually(t, timeout, "the status names the cause", func() error {
-		return p.condition(c, params.ConditionReady, params.ReasonHookNotRun)
+		return p.condition(c, v1alpha1.ConditionReady, v1alpha1.ReasonHookNotRun)
 	})
 	wantEvent(t, recorder, `Warning HookNotRun claim c, device nic0: container work of pod default/p runs without its `+
 		`share: the runtime of RuntimeClass "gvisor" did not run the hook`)

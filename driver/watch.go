@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 )
 
@@ -22,7 +22,7 @@ func (d *Driver) watch(ctx context.Context, w Watcher) error {
 	if errors.Is(err, ErrWatchUnavailable) {
 		d.degradations.report(
 			ctx,
-			params.DegradedDevicesNotWatched,
+			v1alpha1.DegradedDevicesNotWatched,
 			"the plugin notices added and removed devices up to "+resyncInterval.String()+" later",
 			err,
 		)

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver"
 )
 
@@ -41,8 +41,8 @@ type problemReporter interface {
 
 // notServed is the problem that the plugin does not serve metrics, without its message.
 var notServed = driver.Warning{
-	Reason:    params.EventReasonMetricsNotServed,
-	EndReason: params.EventReasonMetricsServed, EndMessage: "the plugin serves metrics",
+	Reason:    v1alpha1.EventReasonMetricsNotServed,
+	EndReason: v1alpha1.EventReasonMetricsServed, EndMessage: "the plugin serves metrics",
 }
 
 // metricsInterval is how often the plugin retries serving metrics.

@@ -13,18 +13,18 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 // anySelectsFabric reports whether one of the selectors selects fabrics of the driver.
 func anySelectsFabric(selectors []resourceapi.DeviceSelector, driver string) bool {
-	return anySelects(selectors, driver, params.DeviceKindFabric, params.AttributeFabric)
+	return anySelects(selectors, driver, v1alpha1.DeviceKindFabric, v1alpha1.AttributeFabric)
 }
 
 // AnySelectsNIC reports whether one of the selectors selects NICs of the driver by their kind. The DriverConfig may
 // give fabrics the attributes of NICs.
 func AnySelectsNIC(selectors []resourceapi.DeviceSelector, driver string) bool {
-	return anySelects(selectors, driver, params.DeviceKindNIC, "")
+	return anySelects(selectors, driver, v1alpha1.DeviceKindNIC, "")
 }
 
 func anySelects(selectors []resourceapi.DeviceSelector, driver, kind, own string) bool {
@@ -61,8 +61,8 @@ func selectsKind(expression, driver, kind, own string) bool {
 	all := `device \. attributes \[ ` + regexp.QuoteMeta(strconv.Quote(driver)) + ` \] `
 	attribute := func(name string) string { return all + fmt.Sprintf(`(?:\. %[1]s|\[ "%[1]s" \]) `, name) }
 	patterns := []string{
-		attribute(params.AttributeKind) + `(?:\. orValue \( "[^"]*" \) )?(?:= =|in \[ [^\]]*) ?"` + kind + `" `,
-		`"` + kind + `" = = ` + attribute(params.AttributeKind),
+		attribute(v1alpha1.AttributeKind) + `(?:\. orValue \( "[^"]*" \) )?(?:= =|in \[ [^\]]*) ?"` + kind + `" `,
+		`"` + kind + `" = = ` + attribute(v1alpha1.AttributeKind),
 	}
 	if own != "" {
 		// "not" matches what makes the expression select other devices.

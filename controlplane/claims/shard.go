@@ -12,7 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/device/fabricpool"
 )
 
@@ -53,7 +53,7 @@ func RequestsFabric(
 			return true, nil
 		}
 	}
-	if slices.Contains(names, params.DeviceClassName(params.DeviceKindFabric, driver)) {
+	if slices.Contains(names, v1alpha1.DeviceClassName(v1alpha1.DeviceKindFabric, driver)) {
 		return true, nil
 	}
 	for _, name := range names {
@@ -129,7 +129,7 @@ func selectDevice(
 	}
 	request.Capacity = nil
 	for capacity := range result.ConsumedCapacity {
-		if capacity != params.CapacityGroups {
+		if capacity != v1alpha1.CapacityGroups {
 			return fmt.Errorf("fabric %s is divided by its capacity %s, and at most %d pods can use one share of it: "+
 				"set the fabric's groups field instead", result.Device, capacity, MaxPods)
 		}

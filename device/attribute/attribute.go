@@ -18,7 +18,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/utils/ptr"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/device/capacity"
 )
 
@@ -32,7 +32,7 @@ func Text(value string) resourceapi.DeviceAttribute {
 
 // AbsentTaint returns the taint of a device that is missing from the node while claims hold shares of it.
 func AbsentTaint() resourceapi.DeviceTaint {
-	return resourceapi.DeviceTaint{Key: params.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	return resourceapi.DeviceTaint{Key: v1alpha1.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}
 }
 
 // PCIName returns the device name of a PCI device. The name follows from the PCI address and does not depend on the
@@ -93,7 +93,7 @@ func Intersect(attributes, others Map) {
 func Granted(grant map[string]resource.Quantity) Map {
 	attributes := Map{}
 	for name, q := range grant {
-		key := resourceapi.QualifiedName(params.AttributeGrantedPrefix + strings.ToUpper(name[:1]) + name[1:])
+		key := resourceapi.QualifiedName(v1alpha1.AttributeGrantedPrefix + strings.ToUpper(name[:1]) + name[1:])
 		if value, ok := q.AsInt64(); ok {
 			attributes[key] = resourceapi.DeviceAttribute{IntValue: ptr.To(value)}
 		} else {

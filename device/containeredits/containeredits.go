@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/device/capacity"
 )
@@ -24,7 +24,7 @@ import (
 // Variable returns the name of an environment variable that describes a share
 // of a request, such as DRA_SHARED_NIC_BANDWIDTH_BITS_PER_SECOND.
 func Variable(request, property string) string {
-	return params.EnvironmentPrefix + strings.ToUpper(
+	return v1alpha1.EnvironmentPrefix + strings.ToUpper(
 		strings.NewReplacer("-", "_", "/", "_", ".", "_").Replace(request+"_"+property),
 	)
 }
@@ -67,7 +67,7 @@ func Decode(share string, recorded json.RawMessage) (edits cdi.Edits, err error)
 // AdminAccess returns the edits for a request with admin access: the containers may observe the device but are not
 // granted anything.
 func AdminAccess(request string) cdi.Edits {
-	return cdi.Edits{Env: []string{Variable(request, params.EnvironmentAdminAccess) + "=true"}}
+	return cdi.Edits{Env: []string{Variable(request, v1alpha1.EnvironmentAdminAccess) + "=true"}}
 }
 
 // Share identifies a share in the texts of configured edits.

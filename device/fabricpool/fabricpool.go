@@ -14,7 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/device/capacity"
 )
@@ -35,8 +35,8 @@ func Device(f *config.Fabric) resourceapi.Device {
 		Name:     f.Name,
 		Capacity: capacity.Publish(f.Capacities, f.Exclusive),
 		Attributes: attribute.Map{
-			params.AttributeKind:   attribute.Text(params.DeviceKindFabric),
-			params.AttributeFabric: attribute.Text(f.Name),
+			v1alpha1.AttributeKind:   attribute.Text(v1alpha1.DeviceKindFabric),
+			v1alpha1.AttributeFabric: attribute.Text(f.Name),
 		},
 	}
 	for name, value := range f.Attributes {
@@ -50,7 +50,7 @@ func Device(f *config.Fabric) resourceapi.Device {
 			d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{}
 		}
 		none, one := resource.MustParse("0"), resource.MustParse("1")
-		d.Capacity[params.CapacityGroups] = resourceapi.DeviceCapacity{
+		d.Capacity[v1alpha1.CapacityGroups] = resourceapi.DeviceCapacity{
 			Value:         *resource.NewQuantity(int64(f.Groups), resource.DecimalSI),
 			RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one, ValidValues: []resource.Quantity{none, one}},
 		}

@@ -24,7 +24,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/accel"
 	"github.com/dra-shared/dra-driver-shared/accel/dmem"
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/device/capacity"
 	"github.com/dra-shared/dra-driver-shared/device/containeredits"
@@ -34,7 +34,7 @@ import (
 )
 
 // Name is the name of the kind.
-const Name = params.DeviceKindAccelerator
+const Name = v1alpha1.DeviceKindAccelerator
 
 // Kind implements driver.Kind for accelerators.
 type Kind struct {
@@ -204,7 +204,7 @@ func (k *Kind) Configure(
 		return nil, err
 	}
 	if errs := merged.ValidateFor(d.config.Allowed()); len(errs) > 0 {
-		return nil, fmt.Errorf("%s: %w", params.AcceleratorShareKind, errs.ToAggregate())
+		return nil, fmt.Errorf("%s: %w", v1alpha1.AcceleratorShareKind, errs.ToAggregate())
 	}
 	edits, err := k.edits(d, share, merged)
 	if err != nil {
@@ -224,20 +224,20 @@ func (k *Kind) Configure(
 }
 
 // mergeParameters decodes opaque parameters, and merges them in order: the claim's override the DeviceClass's.
-func mergeParameters(parameters [][]byte) (*params.AcceleratorShare, error) {
-	var merged *params.AcceleratorShare
+func mergeParameters(parameters [][]byte) (*v1alpha1.AcceleratorShare, error) {
+	var merged *v1alpha1.AcceleratorShare
 	for _, raw := range parameters {
-		p, err := params.DecodeAs[*params.AcceleratorShare](raw)
+		p, err := v1alpha1.DecodeAs[*v1alpha1.AcceleratorShare](raw)
 		if err != nil {
 			return nil, err
 		}
-		merged = params.MergeAcceleratorShares(merged, p)
+		merged = v1alpha1.MergeAcceleratorShares(merged, p)
 	}
-	return params.MergeAcceleratorShares(merged, nil), nil
+	return v1alpha1.MergeAcceleratorShares(merged, nil), nil
 }
 
 // edits returns the CDI edits of containers with the share.
-func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) (cdi.Edits, error) {
+func (k *Kind) edits(d *device, share record.Share, p *v1alpha1.AcceleratorShare) (cdi.Edits, error) {
 	variables := containeredits.ShareVariables(containeredits.Share{
 		Name: share.Name, Request: share.Request, Device: share.Device, Node: k.node,
 	}, d.config.Capacities, granted(d, share))
@@ -256,7 +256,7 @@ func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) 
 	if share.AdminAccess {
 		edits.Env = append(edits.Env, containeredits.AdminAccess(share.Request).Env...)
 	}
-	if memory, ok := granted(d, share)[params.CapacityMemory]; ok && d.region != "" && share.ShareID != "" {
+	if memory, ok := granted(d, share)[v1alpha1.CapacityMemory]; ok && d.region != "" && share.ShareID != "" {
 		edits.Hook = dmem.Args(d.region, uint64(memory.Value()))
 	}
 	edits.DeviceNodes = append(slices.Clone(d.Nodes), edits.DeviceNodes...)
@@ -300,23 +300,23 @@ func (k *Kind) Edits(share record.Share) (cdi.Edits, error) {
 
 // Conditions implements driver.ConditionReporter.
 func (k *Kind) Conditions(share record.Share) []metav1.Condition {
-	ready := metav1.Condition{Type: params.ConditionReady, Status: metav1.ConditionTrue, Reason: params.ReasonPrepared,
+	ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonPrepared,
 		Message: "containers that reference the claim can open the device"}
 	d, err := k.device(share.Device)
 	switch {
 	case err != nil || d.problem() != "":
-		ready.Status, ready.Reason = metav1.ConditionFalse, params.ReasonDeviceGone
+		ready.Status, ready.Reason = metav1.ConditionFalse, v1alpha1.ReasonDeviceGone
 		ready.Message = "the device is missing from the node or from the driver's configuration"
 	case !share.AdminAccess:
 		if former := k.formerNodes(d, share); len(former) > 0 {
-			ready.Status, ready.Reason = metav1.ConditionFalse, params.ReasonDeviceChanged
+			ready.Status, ready.Reason = metav1.ConditionFalse, v1alpha1.ReasonDeviceChanged
 			ready.Message = fmt.Sprintf("containers get device nodes %v, which no longer exist or belong to another device; "+
 				"the device now has %v: delete the pods of the claim",
 				former, d.Nodes)
 		}
 	}
 	conditions := []metav1.Condition{ready}
-	if memory, ok := share.Capacity[params.CapacityMemory]; ok {
+	if memory, ok := share.Capacity[v1alpha1.CapacityMemory]; ok {
 		conditions = append(conditions, k.memoryCondition(share, memory.String()))
 	}
 	return conditions
@@ -347,15 +347,15 @@ func (k *Kind) formerNodes(d *device, share record.Share) (former []string) {
 // edits decide: no container of the share starts without the hook that sets the
 // limit.
 func (k *Kind) memoryCondition(share record.Share, memory string) metav1.Condition {
-	c := metav1.Condition{Type: params.ConditionMemoryEnforced}
+	c := metav1.Condition{Type: v1alpha1.ConditionMemoryEnforced}
 	if edits, err := k.Edits(share); err == nil && len(edits.Hook) > 0 {
-		c.Status, c.Reason = metav1.ConditionTrue, params.ReasonContainerLimited
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonContainerLimited
 		c.Message = fmt.Sprintf(
 			"the cgroup controller dmem limits each container with the share to %s; if several containers have the "+
 				"share, the limit applies to each of them separately", memory)
 		return c
 	}
-	c.Status, c.Reason = metav1.ConditionFalse, params.ReasonMemoryNotEnforced
+	c.Status, c.Reason = metav1.ConditionFalse, v1alpha1.ReasonMemoryNotEnforced
 	c.Message = fmt.Sprintf(
 		"%s of memory are granted, but nothing on the node prevents the share's programs from using more: "+
 			"they must obey the limit in their environment", memory)

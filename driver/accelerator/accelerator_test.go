@@ -19,7 +19,7 @@ import (
 
 	"github.com/dra-shared/dra-driver-shared/accel"
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/test/fstree"
@@ -191,7 +191,7 @@ func TestConditions_otherDeviceNodes(t *testing.T) {
 		t.Errorf("with a further node: %+v", c)
 	}
 	device.Nodes, other.Nodes = other.Nodes, device.Nodes
-	if c := ready(s); c.Status != metav1.ConditionFalse || c.Reason != params.ReasonDeviceChanged ||
+	if c := ready(s); c.Status != metav1.ConditionFalse || c.Reason != v1alpha1.ReasonDeviceChanged ||
 		!strings.Contains(c.Message, "[/dev/nvidia1]") {
 		t.Errorf("with other nodes: %+v", c)
 	}
@@ -369,16 +369,16 @@ func TestAdmit(t *testing.T) {
 func TestConditions_memory(t *testing.T) {
 	k, files := machine(t, "eight-h200", h200)
 	s := share("1", "pci-0000-43-00-0", map[string]string{"memory": "10Gi", "compute": "25"})
-	c := meta.FindStatusCondition(k.Conditions(s), params.ConditionMemoryEnforced)
-	if c == nil || c.Status != "False" || c.Reason != params.ReasonMemoryNotEnforced ||
+	c := meta.FindStatusCondition(k.Conditions(s), v1alpha1.ConditionMemoryEnforced)
+	if c == nil || c.Status != "False" || c.Reason != v1alpha1.ReasonMemoryNotEnforced ||
 		!strings.Contains(c.Message, "10Gi") {
 		t.Errorf("%+v", c)
 	}
 	if c := meta.FindStatusCondition(k.Conditions(share("1", "pci-0000-43-00-0", map[string]string{"compute": "25"})),
-		params.ConditionMemoryEnforced); c != nil {
+		v1alpha1.ConditionMemoryEnforced); c != nil {
 		t.Errorf("no memory was granted: %+v", c)
 	}
-	if !meta.IsStatusConditionTrue(k.Conditions(s), params.ConditionReady) {
+	if !meta.IsStatusConditionTrue(k.Conditions(s), v1alpha1.ConditionReady) {
 		t.Errorf("%+v", k.Conditions(s))
 	}
 	// If the kernel has the dmem controller, the condition reports it.
@@ -394,14 +394,14 @@ func TestConditions_memory(t *testing.T) {
 		diff != "" {
 		t.Errorf("%v %s", err, diff)
 	}
-	if c := meta.FindStatusCondition(k.Conditions(s), params.ConditionMemoryEnforced); c == nil || c.Status != "True" ||
-		c.Reason != params.ReasonContainerLimited {
+	if c := meta.FindStatusCondition(k.Conditions(s), v1alpha1.ConditionMemoryEnforced); c == nil || c.Status != "True" ||
+		c.Reason != v1alpha1.ReasonContainerLimited {
 		t.Errorf("%+v", c)
 	}
 	delete(files, "dev/nvidia1")
 	refresh(t, k, s)
-	if c := meta.FindStatusCondition(k.Conditions(s), params.ConditionReady); c == nil || c.Status != "False" ||
-		c.Reason != params.ReasonDeviceGone {
+	if c := meta.FindStatusCondition(k.Conditions(s), v1alpha1.ConditionReady); c == nil || c.Status != "False" ||
+		c.Reason != v1alpha1.ReasonDeviceGone {
 		t.Errorf("a device that is gone: %+v", c)
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/accel"
 	"github.com/dra-shared/dra-driver-shared/accel/dmem"
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/device/capacity"
 )
@@ -106,27 +106,29 @@ func (d *device) problem() string {
 
 // publish returns the device for the ResourceSlice.
 func (d *device) publish() resourceapi.Device {
-	out := resourceapi.Device{Name: d.name, Attributes: attribute.Map{params.AttributeKind: attribute.Text(Name)}}
+	out := resourceapi.Device{Name: d.name, Attributes: attribute.Map{v1alpha1.AttributeKind: attribute.Text(Name)}}
 	switch {
 	case d.absent:
 		out.Taints = []resourceapi.DeviceTaint{attribute.AbsentTaint()}
 	case d.config.Exclusive && d.shared:
-		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintSharesHeld, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		out.Taints = []resourceapi.DeviceTaint{
+			{Key: v1alpha1.TaintSharesHeld, Effect: resourceapi.DeviceTaintEffectNoSchedule},
+		}
 	}
 	if !d.config.Exclusive {
 		out.AllowMultipleAllocations = ptr.To(true)
 	}
 	out.Capacity = capacity.Publish(d.config.Capacities, d.config.Exclusive)
 	for name, value := range map[resourceapi.QualifiedName]string{
-		params.AttributeAccelerator: d.config.Name, params.AttributeVendor: d.Vendor, params.AttributeDevice: d.ID,
-		params.AttributeModel: d.Model, params.AttributeDriver: d.Driver,
+		v1alpha1.AttributeAccelerator: d.config.Name, v1alpha1.AttributeVendor: d.Vendor, v1alpha1.AttributeDevice: d.ID,
+		v1alpha1.AttributeModel: d.Model, v1alpha1.AttributeDriver: d.Driver,
 	} {
 		if value != "" {
 			out.Attributes[name] = attribute.Text(fmt.Sprintf("%.64s", value))
 		}
 	}
 	if v := semantic(d.DriverVersion); v != "" {
-		out.Attributes[params.AttributeDriverVersion] = resourceapi.DeviceAttribute{VersionValue: &v}
+		out.Attributes[v1alpha1.AttributeDriverVersion] = resourceapi.DeviceAttribute{VersionValue: &v}
 	}
 	maps.Copy(out.Attributes, d.pci)
 	return out

@@ -20,7 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/device/capacity"
@@ -111,7 +111,7 @@ func (k *Kind) Devices() (devices []resourceapi.Device) {
 	for _, d := range k.devices.Sorted() {
 		out := resourceapi.Device{
 			Name:                     d.Name,
-			Attributes:               attribute.Map{params.AttributeKind: attribute.Text(Name)},
+			Attributes:               attribute.Map{v1alpha1.AttributeKind: attribute.Text(Name)},
 			Capacity:                 capacity.Publish(d.Capacities, false),
 			AllowMultipleAllocations: ptr.To(true),
 		}
@@ -152,7 +152,7 @@ func (k *Kind) Configure(
 	edits := containeredits.Merge(config.Edits{}, containeredits.GrantVariables(share.Request, share.Capacity))
 	// The path contains the share because a container's claims may have requests of the same name.
 	edits.Files = []cdi.File{{
-		ContainerPath: "/var/run/" + params.Group + "/" + share.Name + "/license",
+		ContainerPath: "/var/run/" + v1alpha1.Group + "/" + share.Name + "/license",
 		Content:       fmt.Sprintf("key=%s\nseats=%s\n", d.key, capacity.Decimal(seats)),
 	}}
 	return json.Marshal(edits)
@@ -192,11 +192,11 @@ func (k *Kind) Health() (all []driver.Health) {
 // Conditions implements driver.ConditionReporter.
 func (k *Kind) Conditions(share record.Share) []metav1.Condition {
 	ready := metav1.Condition{
-		Type: params.ConditionReady, Status: metav1.ConditionTrue, Reason: params.ReasonPrepared,
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonPrepared,
 		Message: "containers that reference the claim find the license key",
 	}
 	if d, err := k.device(share.Device); err != nil || d.absent {
-		ready.Status, ready.Reason = metav1.ConditionFalse, params.ReasonDeviceGone
+		ready.Status, ready.Reason = metav1.ConditionFalse, v1alpha1.ReasonDeviceGone
 		ready.Message = "the license key is missing from the node or from the driver's configuration"
 	}
 	return []metav1.Condition{ready}

@@ -30,7 +30,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/conformance"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/examplekind"
@@ -225,7 +225,7 @@ func (n *node) awaitReason(c *resourceapi.ResourceClaim, reason string) {
 			return err
 		}
 		for _, d := range now.Status.Devices {
-			if ready := meta.FindStatusCondition(d.Conditions, params.ConditionReady); ready != nil && ready.Reason == reason {
+			if ready := meta.FindStatusCondition(d.Conditions, v1alpha1.ConditionReady); ready != nil && ready.Reason == reason {
 				return nil
 			}
 		}
@@ -258,7 +258,7 @@ func TestKind_isPublishedForItsDeviceClass(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		kind := d.Attributes[params.AttributeKind].StringValue
+		kind := d.Attributes[v1alpha1.AttributeKind].StringValue
 		seats := d.Capacity["seats"].Value
 		if ptr.Deref(kind, "") != examplekind.Name || !ptr.Deref(d.AllowMultipleAllocations, false) || seats.Value() != 10 {
 			return fmt.Errorf("got %+v, want kind %s, 10 seats, and that several claims may share it", d, examplekind.Name)
@@ -326,7 +326,7 @@ func TestKind_lifecycleOfClaims(t *testing.T) {
 		!strings.Contains(all, "key=secret\nseats=6\n") {
 		t.Errorf("got files %q, want one with 4 seats and one with 6", contents)
 	}
-	n.awaitReason(four, params.ReasonPrepared)
+	n.awaitReason(four, v1alpha1.ReasonPrepared)
 
 	// Another plugin continues with the records: nothing changes.
 	n.restart()
@@ -354,12 +354,12 @@ func TestKind_deviceDisappears(t *testing.T) {
 	}
 	eventually.Eventually(t, timeout, "the license has the taint for absent devices", func() error {
 		d, err := n.device()
-		if err == nil && (len(d.Taints) != 1 || d.Taints[0].Key != params.TaintAbsent) {
+		if err == nil && (len(d.Taints) != 1 || d.Taints[0].Key != v1alpha1.TaintAbsent) {
 			err = fmt.Errorf("it has the taints %v", d.Taints)
 		}
 		return err
 	})
-	n.awaitReason(held, params.ReasonDeviceGone)
+	n.awaitReason(held, v1alpha1.ReasonDeviceGone)
 	err := n.prepare(n.claim("late", "1"))
 	if want := "the key of license cad is missing from the node"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("prepare a share of a missing license: got error %v, want %q", err, want)

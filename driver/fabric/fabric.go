@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/device/capacity"
 	"github.com/dra-shared/dra-driver-shared/device/containeredits"
@@ -27,7 +27,7 @@ import (
 )
 
 // Name is the name of the kind.
-const Name = params.DeviceKindFabric
+const Name = v1alpha1.DeviceKindFabric
 
 // Kind implements driver.Kind for fabrics.
 type Kind struct {
@@ -109,7 +109,7 @@ func (k *Kind) edits(f *config.Fabric, share record.Share) (cdi.Edits, error) {
 		granted = f.Capacity
 	}
 	granted = maps.Clone(granted)
-	delete(granted, params.CapacityGroups) // it counts PodGroups and grants nothing to a pod
+	delete(granted, v1alpha1.CapacityGroups) // it counts PodGroups and grants nothing to a pod
 	variables := containeredits.ShareVariables(containeredits.Share{
 		Name: share.Name, Request: share.Request, Device: share.Device, Node: k.node,
 	}, f.Capacities, granted)
@@ -118,10 +118,10 @@ func (k *Kind) edits(f *config.Fabric, share record.Share) (cdi.Edits, error) {
 		return cdi.Edits{}, fmt.Errorf("edits of fabric %q: %w", f.Name, err)
 	}
 	// The path contains the share because a container's claims may have requests of the same name.
-	path := params.ContainerDir + "/" + share.Name + "/membership.json"
+	path := v1alpha1.ContainerDir + "/" + share.Name + "/membership.json"
 	edits := containeredits.Merge(expanded, containeredits.GrantVariables(share.Request, granted), map[string]string{
-		containeredits.Variable(share.Request, params.EnvironmentFabric):     f.Name,
-		containeredits.Variable(share.Request, params.EnvironmentMembership): path,
+		containeredits.Variable(share.Request, v1alpha1.EnvironmentFabric):     f.Name,
+		containeredits.Variable(share.Request, v1alpha1.EnvironmentMembership): path,
 	})
 	content, err := json.MarshalIndent(k.membership(f, share, granted), "", "  ")
 	edits.Files = []cdi.File{{ContainerPath: path, Content: string(content) + "\n"}}
@@ -131,8 +131,8 @@ func (k *Kind) edits(f *config.Fabric, share record.Share) (cdi.Edits, error) {
 // membership describes the share to programs in the container.
 func (k *Kind) membership(
 	f *config.Fabric, share record.Share, granted map[string]resource.Quantity,
-) params.FabricMembership {
-	m := params.FabricMembership{TypeMeta: params.TypeMeta(params.FabricMembershipKind),
+) v1alpha1.FabricMembership {
+	m := v1alpha1.FabricMembership{TypeMeta: v1alpha1.TypeMeta(v1alpha1.FabricMembershipKind),
 		Fabric: f.Name, Attributes: f.Attributes, Node: k.node, Request: share.Request, ShareID: string(share.ShareID)}
 	for name, q := range granted {
 		if m.Granted == nil {

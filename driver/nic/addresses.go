@@ -17,7 +17,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/nic/ipam"
@@ -29,12 +29,12 @@ import (
 // exists, and the pools' routes.
 type reservation struct {
 	attach.Link
-	Routes []params.Route `json:"routes,omitempty"`
+	Routes []v1alpha1.Route `json:"routes,omitempty"`
 }
 
 // configurePools replaces unset AddressPools with the default pools of the device's network, and validates them.
 func (k *Kind) configurePools(
-	ctx context.Context, namespace, network string, p *params.NetworkAttachment,
+	ctx context.Context, namespace, network string, p *v1alpha1.NetworkAttachment,
 ) (err error) {
 	if k.addresses == nil {
 		if len(p.AddressPools) > 0 {
@@ -153,7 +153,7 @@ func (k *Kind) assignUnused(
 
 // needsReservation reports whether a link gets an address from a pool.
 func (k *Kind) needsReservation(
-	ctx context.Context, d *device, p params.NetworkAttachment, static []netip.Prefix,
+	ctx context.Context, d *device, p v1alpha1.NetworkAttachment, static []netip.Prefix,
 ) (bool, error) {
 	switch {
 	case k.addresses == nil && len(p.AddressPools) > 0:
@@ -351,9 +351,9 @@ func addressesOf(link attach.Link) (addresses []ipam.Address) {
 	return addresses
 }
 
-func routesOf(assigned []ipam.Route) (routes []params.Route) {
+func routesOf(assigned []ipam.Route) (routes []v1alpha1.Route) {
 	for _, r := range assigned {
-		route := params.Route{Destination: r.Destination.String()}
+		route := v1alpha1.Route{Destination: r.Destination.String()}
 		if r.Gateway.IsValid() {
 			route.Gateway = r.Gateway.String()
 		}

@@ -11,7 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/klog/v2"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 )
@@ -25,10 +25,10 @@ type check struct {
 // attributesOfChecks maps the names of checks to the attributes of NICs that report their results. AttributeSenderKey
 // reports the results of the key checks.
 var attributesOfChecks = map[string]resourceapi.QualifiedName{
-	params.KernelCheckForwardedByRoute: params.AttributeForwardedByRoute,
-	params.KernelCheckARPSender:        params.AttributeARPSender,
-	params.KernelCheckSenderLists:      params.AttributeSenderLists,
-	params.KernelCheckTCX:              params.AttributeTCX,
+	v1alpha1.KernelCheckForwardedByRoute: v1alpha1.AttributeForwardedByRoute,
+	v1alpha1.KernelCheckARPSender:        v1alpha1.AttributeARPSender,
+	v1alpha1.KernelCheckSenderLists:      v1alpha1.AttributeSenderLists,
+	v1alpha1.KernelCheckTCX:              v1alpha1.AttributeTCX,
 }
 
 // checks converts the results of trials to checks: one for each key, which reports whether the key works on this
@@ -40,10 +40,10 @@ func checks(results []trial.Result, key classify.Key) (checks []check) {
 	for _, r := range results {
 		if r.Key == key {
 			checks = append(checks,
-				check{params.KernelCheckForwardedByRoute, r.Routes == nil},
-				check{params.KernelCheckARPSender, r.ARP == nil},
-				check{params.KernelCheckSenderLists, r.Lists == nil},
-				check{params.KernelCheckTCX, r.AttachPoint == classify.AttachTCX})
+				check{v1alpha1.KernelCheckForwardedByRoute, r.Routes == nil},
+				check{v1alpha1.KernelCheckARPSender, r.ARP == nil},
+				check{v1alpha1.KernelCheckSenderLists, r.Lists == nil},
+				check{v1alpha1.KernelCheckTCX, r.AttachPoint == classify.AttachTCX})
 		}
 	}
 	return checks

@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
@@ -108,19 +108,19 @@ func (d *device) debounceCarrier(old *device, now time.Time) (requeueAfter time.
 func (d *device) unhealthyReason() (reason, message string) {
 	switch {
 	case errors.Is(d.unusable, shape.ErrForeignQdisc):
-		return params.ReasonDeviceUnusable, fmt.Sprintf("NIC %s cannot be shared, and nothing limits what its shares send "+
+		return v1alpha1.ReasonDeviceUnusable, fmt.Sprintf("NIC %s cannot be shared, and nothing limits what its shares send "+
 			"to the network: %s", d.name, d.unusable)
 	case d.unusable != nil:
-		return params.ReasonDeviceUnusable, fmt.Sprintf("NIC %s cannot be shared: %s; "+
+		return v1alpha1.ReasonDeviceUnusable, fmt.Sprintf("NIC %s cannot be shared: %s; "+
 			"the existing limits of its shares stay in force", d.name, d.unusable)
 	case d.absent:
-		return params.ReasonDeviceGone, fmt.Sprintf("NIC %s is missing from the node or from the driver's configuration; "+
+		return v1alpha1.ReasonDeviceGone, fmt.Sprintf("NIC %s is missing from the node or from the driver's configuration; "+
 			"the existing limits of its shares stay in force", d.name)
 	case d.down && d.upSince.IsZero():
-		return params.ReasonLinkDown, fmt.Sprintf(
+		return v1alpha1.ReasonLinkDown, fmt.Sprintf(
 			"NIC %s has no carrier: is the cable plugged in, and is the interface %s up?", d.name, d.nic.Name)
 	case d.down:
-		return params.ReasonLinkDown, fmt.Sprintf("NIC %s regained its carrier less than %s ago", d.name, carrierStableTime)
+		return v1alpha1.ReasonLinkDown, fmt.Sprintf("NIC %s regained its carrier less than %s ago", d.name, carrierStableTime)
 	default:
 		return "", ""
 	}
@@ -183,7 +183,7 @@ const (
 	forwardedPercent = 10 // for an uplink
 )
 
-// Values of params.AttributeShaping.
+// Values of v1alpha1.AttributeShaping.
 const (
 	shapingHTB   = "htb"
 	shapingHTBMQ = "htb-mq"
@@ -275,26 +275,26 @@ func (d *device) publish() resourceapi.Device {
 	out := resourceapi.Device{
 		Name:                     d.name,
 		AllowMultipleAllocations: ptr.To(true),
-		Attributes:               attribute.Map{params.AttributeKind: attribute.Text(Name)},
+		Attributes:               attribute.Map{v1alpha1.AttributeKind: attribute.Text(Name)},
 	}
 	switch {
 	case d.unusable != nil:
-		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintUnusable, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		out.Taints = []resourceapi.DeviceTaint{{Key: v1alpha1.TaintUnusable, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	case d.absent:
 		out.Taints = []resourceapi.DeviceTaint{attribute.AbsentTaint()}
 	case d.down && d.network.LinkDown != config.TaintNone:
 		out.Taints = []resourceapi.DeviceTaint{
-			{Key: params.TaintLinkDown, Effect: resourceapi.DeviceTaintEffect(d.network.LinkDown)},
+			{Key: v1alpha1.TaintLinkDown, Effect: resourceapi.DeviceTaintEffect(d.network.LinkDown)},
 		}
 	}
 	d.addAttributes(out.Attributes)
 	maps.Copy(out.Attributes, d.pci)
 	out.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-		params.CapacityBandwidth: {
+		v1alpha1.CapacityBandwidth: {
 			Value:         bits(d.bandwidth()),
 			RequestPolicy: bandwidthPolicy(d.bandwidth(), d.network.Policy),
 		},
-		params.CapacityShares: {
+		v1alpha1.CapacityShares: {
 			Value: *resource.NewQuantity(int64(*d.network.Shares), resource.DecimalSI),
 			RequestPolicy: &resourceapi.CapacityRequestPolicy{
 				Default:     ptr.To(resource.MustParse("1")),
@@ -307,11 +307,11 @@ func (d *device) publish() resourceapi.Device {
 
 func (d *device) addAttributes(attributes attribute.Map) {
 	for name, value := range map[resourceapi.QualifiedName]string{
-		params.AttributeInterfaceName: d.nic.Name, params.AttributeNetwork: d.network.Name,
-		params.AttributeMAC: d.nic.MAC.String(), params.AttributeDriver: d.nic.Driver,
-		params.AttributeResourceName: d.network.ResourceName,
-		params.AttributeSenderKey:    string(d.senderKey), params.AttributeQueue: string(d.queue),
-		params.AttributeShaping: d.shaping,
+		v1alpha1.AttributeInterfaceName: d.nic.Name, v1alpha1.AttributeNetwork: d.network.Name,
+		v1alpha1.AttributeMAC: d.nic.MAC.String(), v1alpha1.AttributeDriver: d.nic.Driver,
+		v1alpha1.AttributeResourceName: d.network.ResourceName,
+		v1alpha1.AttributeSenderKey:    string(d.senderKey), v1alpha1.AttributeQueue: string(d.queue),
+		v1alpha1.AttributeShaping: d.shaping,
 	} {
 		if value != "" {
 			attributes[name] = attribute.Text(value)
@@ -322,8 +322,8 @@ func (d *device) addAttributes(attributes attribute.Map) {
 			attributes[name] = resourceapi.DeviceAttribute{BoolValue: ptr.To(c.passed)}
 		}
 	}
-	attributes[params.AttributeMTU] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.nic.MTU))}
-	attributes[params.AttributeSpeedMbps] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.line / 1e6))}
+	attributes[v1alpha1.AttributeMTU] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.nic.MTU))}
+	attributes[v1alpha1.AttributeSpeedMbps] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.line / 1e6))}
 }
 
 // bandwidthPolicy derives the request policy for a NIC that has value bits per second to grant. The API server

@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
@@ -244,7 +244,7 @@ func share(id, bandwidth string) record.Share {
 		Name:     "claim-nic-" + id,
 		Device:   "nic0",
 		ShareID:  types.UID(id),
-		Capacity: map[string]resource.Quantity{params.CapacityBandwidth: resource.MustParse(bandwidth)},
+		Capacity: map[string]resource.Quantity{v1alpha1.CapacityBandwidth: resource.MustParse(bandwidth)},
 	}
 }
 
@@ -291,8 +291,8 @@ func TestDevice_unhealthyReason_namesWhatIsLimited(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := &device{name: "nic0", absent: true, unusable: tc.err}
 			reason, message := d.unhealthyReason()
-			if reason != params.ReasonDeviceUnusable || !strings.Contains(message, tc.want) {
-				t.Errorf("got %s: %s; want %s and %q", reason, message, params.ReasonDeviceUnusable, tc.want)
+			if reason != v1alpha1.ReasonDeviceUnusable || !strings.Contains(message, tc.want) {
+				t.Errorf("got %s: %s; want %s and %q", reason, message, v1alpha1.ReasonDeviceUnusable, tc.want)
 			}
 		})
 	}
@@ -417,13 +417,13 @@ func TestDevice_setShaping(t *testing.T) {
 			t.Errorf("%s: shaping %q because of %q, want %q and %q",
 				tc.name, d.shaping, d.singleQueue, tc.shaping, tc.singleQueue)
 		}
-		if got := d.publish().Attributes[params.AttributeShaping].StringValue; got == nil || *got != tc.shaping {
+		if got := d.publish().Attributes[v1alpha1.AttributeShaping].StringValue; got == nil || *got != tc.shaping {
 			t.Errorf("%s: the attribute shaping is %v, want %q", tc.name, got, tc.shaping)
 		}
 		share := record.Share{ShareID: "1", Capacity: map[string]resource.Quantity{
-			params.CapacityBandwidth: resource.MustParse("100M"),
+			v1alpha1.CapacityBandwidth: resource.MustParse("100M"),
 		}}
-		borrows := params.NetworkAttachment{Bandwidth: &params.Bandwidth{Burst: params.BurstLine}}
+		borrows := v1alpha1.NetworkAttachment{Bandwidth: &v1alpha1.Bandwidth{Burst: v1alpha1.BurstLine}}
 		rates, err := ratesOf(d, share, borrows)
 		if want := (shape.Rates{Floor: 100e6, Ceil: tc.ceil}); err != nil || rates != want {
 			t.Errorf("%s: the rates are %v and error %v, want %v", tc.name, rates, err, want)

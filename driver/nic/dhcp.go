@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
@@ -38,7 +38,7 @@ const (
 // configureDHCP sets p.DHCP to the network's families if the claim does not set addresses, and returns an error if
 // the kind cannot renew leases.
 func (k *Kind) configureDHCP(
-	ctx context.Context, namespace string, network *config.Network, p *params.NetworkAttachment,
+	ctx context.Context, namespace string, network *config.Network, p *v1alpha1.NetworkAttachment,
 ) error {
 	if p.DHCP == nil && p.AddressPools == nil && len(p.Addresses) == 0 && len(network.DHCP) > 0 {
 		p.DHCP = network.DHCP
@@ -375,10 +375,10 @@ func (k *Kind) leaseWarnings() []driver.Warning {
 		return nil
 	}
 	return []driver.Warning{{
-		Reason: params.EventReasonLeasesNotRenewed,
+		Reason: v1alpha1.EventReasonLeasesNotRenewed,
 		Message: "links of pods lease their addresses, and the plugin cannot renew the leases: the links lose their " +
 			"addresses when the leases expire: set plugin.dhcp=true in the chart, or delete these pods",
-		EndReason:  params.EventReasonLeasesRenewed,
+		EndReason:  v1alpha1.EventReasonLeasesRenewed,
 		EndMessage: "no link has a lease that the plugin cannot renew",
 	}}
 }
@@ -389,7 +389,7 @@ func withLease(state driver.State, link attach.Link, d *device, failure string) 
 	if !state.Ready || link.DHCP == nil || link.DHCP.Address != "" || d.network == nil {
 		return state
 	}
-	state.Ready, state.Reason = false, params.ReasonLeaseExpired
+	state.Ready, state.Reason = false, v1alpha1.ReasonLeaseExpired
 	state.Message = fmt.Sprintf("the link %s has no address: the lease of %s has ended, and the plugin tries to lease "+
 		"another one on network %q", link.Name, link.DHCP.Last, d.network.Name)
 	if failure != "" {

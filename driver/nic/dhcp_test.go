@@ -19,7 +19,7 @@ import (
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/nic/ipam"
@@ -139,24 +139,24 @@ func TestKind_refusePooled(t *testing.T) {
 
 func TestKind_configureDHCP(t *testing.T) {
 	opens := func(context.Context, attach.Record) (attach.Sockets, error) { return attach.Sockets{}, nil }
-	ipv4 := []params.IPFamily{params.IPv4}
+	ipv4 := []v1alpha1.IPFamily{v1alpha1.IPv4}
 	for _, tc := range []struct {
 		name    string
-		network []params.IPFamily
-		claim   params.NetworkAttachment
+		network []v1alpha1.IPFamily
+		claim   v1alpha1.NetworkAttachment
 		closed  bool
 		want    bool
 		err     string
 	}{
-		{name: "the claim asks for it", claim: params.NetworkAttachment{DHCP: ipv4}, want: true},
+		{name: "the claim asks for it", claim: v1alpha1.NetworkAttachment{DHCP: ipv4}, want: true},
 		{name: "neither asks for it"},
 		{name: "the default of the network", network: ipv4, want: true},
-		{name: "the claim declines", network: ipv4, claim: params.NetworkAttachment{DHCP: []params.IPFamily{}}},
+		{name: "the claim declines", network: ipv4, claim: v1alpha1.NetworkAttachment{DHCP: []v1alpha1.IPFamily{}}},
 		{name: "the claim has an address", network: ipv4,
-			claim: params.NetworkAttachment{Addresses: []string{"10.20.0.5/24"}}},
-		{name: "the claim names a pool", network: ipv4, claim: params.NetworkAttachment{AddressPools: []string{"office"}}},
+			claim: v1alpha1.NetworkAttachment{Addresses: []string{"10.20.0.5/24"}}},
+		{name: "the claim names a pool", network: ipv4, claim: v1alpha1.NetworkAttachment{AddressPools: []string{"office"}}},
 		{name: "no opener", network: ipv4, closed: true, want: true, err: "set plugin.dhcp in the chart"},
-		{name: "a kept address", network: ipv4, claim: params.NetworkAttachment{KeepAddresses: ptr.To(true)}, want: true,
+		{name: "a kept address", network: ipv4, claim: v1alpha1.NetworkAttachment{KeepAddresses: ptr.To(true)}, want: true,
 			err: "keepAddresses: Forbidden"},
 	} {
 		var o Options
@@ -186,8 +186,11 @@ func TestWithLease(t *testing.T) {
 	}{
 		{"without DHCP", attach.Link{}, driver.State{Ready: true}, ""},
 		{"leased", leased, driver.State{Ready: true}, ""},
-		{"expired", expired, driver.State{Ready: true}, params.ReasonLeaseExpired},
-		{"expired, and the link is down", expired, driver.State{Reason: params.ReasonLinkChanged}, params.ReasonLinkChanged},
+		{"expired", expired, driver.State{Ready: true}, v1alpha1.ReasonLeaseExpired},
+		{
+			"expired, and the link is down", expired,
+			driver.State{Reason: v1alpha1.ReasonLinkChanged}, v1alpha1.ReasonLinkChanged,
+		},
 	} {
 		got := withLease(tc.before, tc.link, d, "")
 		if got.Reason != tc.want || got.Ready != (tc.want == "") {
@@ -222,7 +225,7 @@ func TestKind_Warnings_leasesWithoutOpener(t *testing.T) {
 		k.leases.Store(&tc.leases)
 		warned := false
 		for _, w := range k.Warnings() {
-			warned = warned || w.Reason == params.EventReasonLeasesNotRenewed
+			warned = warned || w.Reason == v1alpha1.EventReasonLeasesNotRenewed
 		}
 		if warned != tc.want {
 			t.Errorf("%s: warned: %t, want %t", tc.name, warned, tc.want)

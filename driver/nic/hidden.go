@@ -16,7 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver"
 )
 
@@ -167,14 +167,14 @@ func (k *Kind) hiddenWarnings() (warnings []driver.Warning) {
 			continue
 		}
 		warnings = append(warnings, driver.Warning{
-			Device: nic, Reason: params.EventReasonLinksHidden,
+			Device: nic, Reason: v1alpha1.EventReasonLinksHidden,
 			Message: fmt.Sprintf("pods use the MAC addresses %s on %s, and the node sees no link that has them. A pod may have "+
 				"hidden a link in a network namespace that it created, to receive frames of other pods, or a program with "+
 				"CAP_NET_RAW may have added addresses to the link of its pod. Until the addresses are removed, all pods of %s "+
 				"see random source MAC addresses. Find the pods of the NIC that have CAP_NET_ADMIN in a user namespace, or "+
 				"CAP_NET_RAW.",
 				addresses, nic, nic),
-			EndReason: params.EventReasonLinksVisible, EndMessage: "no hidden links remain on " + nic,
+			EndReason: v1alpha1.EventReasonLinksVisible, EndMessage: "no hidden links remain on " + nic,
 		})
 	}
 	return warnings

@@ -14,7 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
@@ -103,32 +103,32 @@ func (d *device) multicast() uint64 {
 
 // identityCondition returns the condition IdentityEnforced.
 func (d *device) identityCondition(link netdev.LinkState) metav1.Condition {
-	c := metav1.Condition{Type: params.ConditionIdentityEnforced, Status: metav1.ConditionFalse}
+	c := metav1.Condition{Type: v1alpha1.ConditionIdentityEnforced, Status: metav1.ConditionFalse}
 	switch {
 	case !d.isShared():
 		c.Reason, c.Message = d.unhealthyReason()
 	case d.network.Enforcement == config.EnforcementNone:
-		c.Reason, c.Message = params.ReasonEnforcementNone, fmt.Sprintf(
+		c.Reason, c.Message = v1alpha1.ReasonEnforcementNone, fmt.Sprintf(
 			"network %q has enforcement None: the kernel does not check the source addresses of frames", d.network.Name)
 	case d.network.Identity == config.IdentityOff:
-		c.Reason, c.Message = params.ReasonIdentityOff, fmt.Sprintf(
+		c.Reason, c.Message = v1alpha1.ReasonIdentityOff, fmt.Sprintf(
 			"network %q has identity Off: the kernel does not check the source addresses of frames", d.network.Name)
 	case link.Unchecked:
-		c.Reason, c.Message = params.ReasonIdentityUnsupported,
+		c.Reason, c.Message = v1alpha1.ReasonIdentityUnsupported,
 			"the kernel refused to load the program that checks the addresses of frames: does the plugin have CAP_PERFMON "+
 				"(chart value plugin.perfmon)?"
 	case link.Blocked != "" && d.network.Identity == config.IdentityEnforce && !link.Audited:
-		c.Reason, c.Message = params.ReasonLinkBlocked, blockedMessage(link)
+		c.Reason, c.Message = v1alpha1.ReasonLinkBlocked, blockedMessage(link)
 	case link.Audited:
-		c.Reason, c.Message = params.ReasonAttachedEarlier,
+		c.Reason, c.Message = v1alpha1.ReasonAttachedEarlier,
 			"an earlier release attached the link: frames without its addresses are counted and not dropped; recreate the pod "+
 				"to have them dropped"
 	case d.network.Identity == config.IdentityAudit:
-		c.Reason, c.Message = params.ReasonIdentityAudited, fmt.Sprintf(
+		c.Reason, c.Message = v1alpha1.ReasonIdentityAudited, fmt.Sprintf(
 			"network %q has identity Audit: frames without the addresses of the link are counted and not dropped",
 			d.network.Name)
 	default:
-		c.Status, c.Reason = metav1.ConditionTrue, params.ReasonIdentityEnforced
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonIdentityEnforced
 		c.Message = "the kernel drops frames that do not have the addresses of the link"
 	}
 	return c

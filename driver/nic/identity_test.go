@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
@@ -19,34 +19,35 @@ func TestDevice_identity(t *testing.T) {
 		want        string
 	}{
 		"enforced": {
-			config.IdentityEnforce, config.EnforcementShape, netdev.LinkState{}, params.ReasonIdentityEnforced,
+			config.IdentityEnforce, config.EnforcementShape, netdev.LinkState{}, v1alpha1.ReasonIdentityEnforced,
 		},
 		"audited": {
-			config.IdentityAudit, config.EnforcementShape, netdev.LinkState{}, params.ReasonIdentityAudited,
+			config.IdentityAudit, config.EnforcementShape, netdev.LinkState{}, v1alpha1.ReasonIdentityAudited,
 		},
 		"off": {
-			config.IdentityOff, config.EnforcementShape, netdev.LinkState{}, params.ReasonIdentityOff,
+			config.IdentityOff, config.EnforcementShape, netdev.LinkState{}, v1alpha1.ReasonIdentityOff,
 		},
 		"without enforcement": {
-			config.IdentityEnforce, config.EnforcementNone, netdev.LinkState{}, params.ReasonEnforcementNone,
+			config.IdentityEnforce, config.EnforcementNone, netdev.LinkState{}, v1alpha1.ReasonEnforcementNone,
 		},
 		"attached earlier": {
-			config.IdentityEnforce, config.EnforcementShape, netdev.LinkState{Audited: true}, params.ReasonAttachedEarlier,
+			config.IdentityEnforce, config.EnforcementShape, netdev.LinkState{Audited: true}, v1alpha1.ReasonAttachedEarlier,
 		},
 		"an old kernel": {
-			config.IdentityEnforce, config.EnforcementShape, netdev.LinkState{Unchecked: true}, params.ReasonIdentityUnsupported,
+			config.IdentityEnforce, config.EnforcementShape, netdev.LinkState{Unchecked: true},
+			v1alpha1.ReasonIdentityUnsupported,
 		},
 		"blocked": {
-			config.IdentityEnforce, config.EnforcementShape, netdev.LinkState{Blocked: "changed"}, params.ReasonLinkBlocked,
+			config.IdentityEnforce, config.EnforcementShape, netdev.LinkState{Blocked: "changed"}, v1alpha1.ReasonLinkBlocked,
 		},
 		"changed, and only audited": {
-			config.IdentityAudit, config.EnforcementShape, netdev.LinkState{Blocked: "changed"}, params.ReasonIdentityAudited,
+			config.IdentityAudit, config.EnforcementShape, netdev.LinkState{Blocked: "changed"}, v1alpha1.ReasonIdentityAudited,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := &device{network: &config.Network{Name: "storage", Identity: tc.identity, Enforcement: tc.enforcement}}
 			c := d.identityCondition(tc.link)
-			if c.Reason != tc.want || (c.Status == "True") != (tc.want == params.ReasonIdentityEnforced) || c.Message == "" {
+			if c.Reason != tc.want || (c.Status == "True") != (tc.want == v1alpha1.ReasonIdentityEnforced) || c.Message == "" {
 				t.Errorf("condition %+v, want reason %s", c, tc.want)
 			}
 		})

@@ -6,7 +6,7 @@ package nic
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
@@ -190,8 +190,8 @@ func collectRefusals(
 	add := func(device string, class uint16, namespace, claim string) {
 		refused := refusals(device, class)
 		for _, reason := range classify.Reasons() {
-			sums[refusedFrames{device, namespace, claim, string(reason), params.RefusedDropped}] += refused.Dropped[reason]
-			sums[refusedFrames{device, namespace, claim, string(reason), params.RefusedPassed}] += refused.Passed[reason]
+			sums[refusedFrames{device, namespace, claim, string(reason), v1alpha1.RefusedDropped}] += refused.Dropped[reason]
+			sums[refusedFrames{device, namespace, claim, string(reason), v1alpha1.RefusedPassed}] += refused.Passed[reason]
 		}
 	}
 	for _, device := range devices {

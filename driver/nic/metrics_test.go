@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/prometheus/common/expfmt"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
@@ -128,16 +128,16 @@ dra_shared_leases{state="Renewing"} 1
 // The packages below netdev do not import the API, which has the documented constants.
 func TestMetrics_valuesOfLabelsAreDocumented(t *testing.T) {
 	reasons := []classify.Reason{
-		params.RefusalSourceMAC, params.RefusalSourceAddress, params.RefusalARP, params.RefusalNeighborDiscovery,
-		params.RefusalRouterAdvertisement, params.RefusalDHCPServer, params.RefusalVLAN, params.RefusalForwarded,
-		params.RefusalNeighborRate, params.RefusalBlocked, params.RefusalProtocol, params.RefusalReceiver,
-		params.RefusalIsolation, params.RefusalMulticastRouter,
+		v1alpha1.RefusalSourceMAC, v1alpha1.RefusalSourceAddress, v1alpha1.RefusalARP, v1alpha1.RefusalNeighborDiscovery,
+		v1alpha1.RefusalRouterAdvertisement, v1alpha1.RefusalDHCPServer, v1alpha1.RefusalVLAN, v1alpha1.RefusalForwarded,
+		v1alpha1.RefusalNeighborRate, v1alpha1.RefusalBlocked, v1alpha1.RefusalProtocol, v1alpha1.RefusalReceiver,
+		v1alpha1.RefusalIsolation, v1alpha1.RefusalMulticastRouter,
 	}
 	if diff := cmp.Diff(reasons, classify.Reasons()); diff != "" {
 		t.Errorf("reasons to refuse a frame (-documented +classify):\n%s", diff)
 	}
 	keys := []classify.Key{
-		params.KernelCheckNetnsCookie, params.KernelCheckNetnsCookieOfSocket, params.KernelCheckMAC,
+		v1alpha1.KernelCheckNetnsCookie, v1alpha1.KernelCheckNetnsCookieOfSocket, v1alpha1.KernelCheckMAC,
 	}
 	if diff := cmp.Diff(keys, classify.Keys()); diff != "" {
 		t.Errorf("keys that identify senders (-documented +classify):\n%s", diff)

@@ -46,7 +46,7 @@ import (
 	"k8s.io/klog/v2"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/device/attribute"
@@ -61,7 +61,7 @@ import (
 )
 
 // Name is the name of the kind.
-const Name = params.DeviceKindNIC
+const Name = v1alpha1.DeviceKindNIC
 
 // Kind implements driver.Kind and driver.Attacher for NICs.
 type Kind struct {
@@ -469,22 +469,22 @@ func (k *Kind) Configure(
 	if merged.AdminLink && !share.AdminAccess {
 		return nil, fmt.Errorf(
 			"%s: adminLink: Forbidden: true: the request does not have adminAccess and gets a link without this field: "+
-				"remove it", params.NetworkAttachmentKind)
+				"remove it", v1alpha1.NetworkAttachmentKind)
 	}
 	if d.network == nil {
 		return nil, d.absentError()
 	}
 	if errs := merged.ValidateFor(d.network.Allowed(int32(d.nic.MTU))); len(errs) > 0 {
-		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, errs.ToAggregate())
+		return nil, fmt.Errorf("%s: %w", v1alpha1.NetworkAttachmentKind, errs.ToAggregate())
 	}
 	if err := k.configureDHCP(ctx, namespace, d.network, merged); err != nil {
-		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, err)
+		return nil, fmt.Errorf("%s: %w", v1alpha1.NetworkAttachmentKind, err)
 	}
 	if err := k.configurePools(ctx, namespace, d.network.Name, merged); err != nil {
-		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, err)
+		return nil, fmt.Errorf("%s: %w", v1alpha1.NetworkAttachmentKind, err)
 	}
 	if err := checkRuleSources(merged); err != nil {
-		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, err)
+		return nil, fmt.Errorf("%s: %w", v1alpha1.NetworkAttachmentKind, err)
 	}
 	return json.Marshal(merged)
 }
@@ -504,13 +504,13 @@ func (k *Kind) ValidateCombination(shares []record.Share) error {
 		if other, taken := names[p.InterfaceName]; taken && p.InterfaceName != "" {
 			return fmt.Errorf("%s: interfaceName: Duplicate value: %q: the shares of requests %s and %s need different names: "+
 				"remove interfaceName, or give each request its own parameters",
-				params.NetworkAttachmentKind, p.InterfaceName, other, s.Request)
+				v1alpha1.NetworkAttachmentKind, p.InterfaceName, other, s.Request)
 		}
 		names[p.InterfaceName] = s.Request
 		for _, a := range p.Addresses {
 			if other, taken := addresses[a]; taken {
 				return fmt.Errorf("%s: addresses: Duplicate value: %q: the shares of requests %s and %s need different addresses",
-					params.NetworkAttachmentKind, a, other, s.Request)
+					v1alpha1.NetworkAttachmentKind, a, other, s.Request)
 			}
 			addresses[a] = s.Request
 		}
@@ -563,7 +563,8 @@ func (k *Kind) Edits(share record.Share) (edits cdi.Edits, err error) {
 		return containeredits.AdminAccess(share.Request), nil
 	}
 	grant, err := grantOf(share)
-	edits.Env = []string{fmt.Sprintf("%s=%d", containeredits.Variable(share.Request, params.EnvironmentBandwidth), grant)}
+	variable := containeredits.Variable(share.Request, v1alpha1.EnvironmentBandwidth)
+	edits.Env = []string{fmt.Sprintf("%s=%d", variable, grant)}
 	if p, paramsErr := parametersOf(share); paramsErr == nil && hasOnlyIPv4(p) {
 		edits.Hook = []string{"--" + attach.AnnounceIPv6Flag + "=false"}
 	}

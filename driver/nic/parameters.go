@@ -16,29 +16,29 @@ import (
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
 // mergeParameters decodes, merges, and defaults opaque parameters: the claim's override the DeviceClass's.
-func mergeParameters(parameters [][]byte) (*params.NetworkAttachment, error) {
-	var merged *params.NetworkAttachment
+func mergeParameters(parameters [][]byte) (*v1alpha1.NetworkAttachment, error) {
+	var merged *v1alpha1.NetworkAttachment
 	for _, raw := range parameters {
-		p, err := params.DecodeAs[*params.NetworkAttachment](raw)
+		p, err := v1alpha1.DecodeAs[*v1alpha1.NetworkAttachment](raw)
 		if err != nil {
 			return nil, err
 		}
-		merged = params.MergeNetworkAttachments(merged, p)
+		merged = v1alpha1.MergeNetworkAttachments(merged, p)
 	}
-	merged = params.MergeNetworkAttachments(merged, nil)
-	params.SetDefaultsNetworkAttachment(merged)
+	merged = v1alpha1.MergeNetworkAttachments(merged, nil)
+	v1alpha1.SetDefaultsNetworkAttachment(merged)
 	return merged, nil
 }
 
 // parametersOf returns the recorded parameters of a share.
-func parametersOf(share record.Share) (p params.NetworkAttachment, err error) {
+func parametersOf(share record.Share) (p v1alpha1.NetworkAttachment, err error) {
 	if err = json.Unmarshal(share.Parameters, &p); err != nil {
 		err = fmt.Errorf("recorded parameters of share %s: %w", share.Name, err)
 	}
@@ -46,14 +46,14 @@ func parametersOf(share record.Share) (p params.NetworkAttachment, err error) {
 }
 
 // hasOnlyIPv4 reports whether a share's addresses are all IPv4 and known: it has some, and none from a pool.
-func hasOnlyIPv4(p params.NetworkAttachment) bool {
+func hasOnlyIPv4(p v1alpha1.NetworkAttachment) bool {
 	return len(p.Addresses) > 0 && len(p.AddressPools) == 0 &&
 		!slices.ContainsFunc(p.Addresses, func(address string) bool { return strings.Contains(address, ":") })
 }
 
 // grantOf returns the bandwidth that is granted to a share, in bits per second.
 func grantOf(share record.Share) (uint64, error) {
-	q, ok := share.Capacity[params.CapacityBandwidth]
+	q, ok := share.Capacity[v1alpha1.CapacityBandwidth]
 	if !ok || share.ShareID == "" {
 		return 0, errors.New("the allocation has no shareID or no consumedCapacity for bandwidth: " +
 			"is the feature gate DRAConsumableCapacity on in kube-scheduler and kube-apiserver?")
@@ -71,13 +71,13 @@ const _ = uint(record.FirstNumber - shape.FirstMinor)
 
 // ratesOf returns the rates that the kernel must enforce for a share. A share with admin access has no class, so no
 // rates.
-func ratesOf(d *device, share record.Share, p params.NetworkAttachment) (shape.Rates, error) {
+func ratesOf(d *device, share record.Share, p v1alpha1.NetworkAttachment) (shape.Rates, error) {
 	if share.AdminAccess {
 		return shape.Rates{}, nil
 	}
 	grant, err := grantOf(share)
 	rates := shape.Rates{Floor: d.guaranteed(grant), Ceil: grant, Overhead: uint16(d.network.Overhead)}
-	if p.Bandwidth != nil && p.Bandwidth.Burst == params.BurstLine {
+	if p.Bandwidth != nil && p.Bandwidth.Burst == v1alpha1.BurstLine {
 		rates.Ceil = d.line
 	}
 	rates.Ceil = max(min(rates.Ceil, d.line), rates.Floor)
@@ -110,8 +110,8 @@ func linkSpec(d *device, share record.Share, mac net.HardwareAddr) (netdev.LinkS
 		Minor:  share.Number,
 		Rates:  rates,
 	}
-	s.Leases = slices.Contains(p.DHCP, params.IPv4)
-	if p.Mode == params.ModeBridge {
+	s.Leases = slices.Contains(p.DHCP, v1alpha1.IPv4)
+	if p.Mode == v1alpha1.ModeBridge {
 		s.Mode = netdev.Bridge
 	}
 	mtu := d.nic.MTU
@@ -146,7 +146,7 @@ func parseAddresses(texts []string) (addresses []netip.Prefix, err error) {
 	return addresses, nil
 }
 
-func parseRoutes(all []params.Route) (routes []netdev.Route, err error) {
+func parseRoutes(all []v1alpha1.Route) (routes []netdev.Route, err error) {
 	for _, route := range all {
 		var r netdev.Route
 		if r.Destination, err = netip.ParsePrefix(route.Destination); err != nil {
@@ -163,7 +163,7 @@ func parseRoutes(all []params.Route) (routes []netdev.Route, err error) {
 	return routes, nil
 }
 
-func parseRules(all []params.PolicyRule) (rules []netdev.Rule, err error) {
+func parseRules(all []v1alpha1.PolicyRule) (rules []netdev.Rule, err error) {
 	for _, rule := range all {
 		r := netdev.Rule{Table: uint32(rule.Table), Priority: uint32(ptr.Deref(rule.Priority, 0))}
 		if rule.Source != "" {
@@ -181,7 +181,7 @@ func parseRules(all []params.PolicyRule) (rules []netdev.Rule, err error) {
 	return rules, nil
 }
 
-func parseNeighbors(all []params.Neighbor) (neighbors []netdev.Neighbor, err error) {
+func parseNeighbors(all []v1alpha1.Neighbor) (neighbors []netdev.Neighbor, err error) {
 	for _, neighbor := range all {
 		var n netdev.Neighbor
 		if n.Address, err = netip.ParseAddr(neighbor.Address); err != nil {
@@ -197,7 +197,7 @@ func parseNeighbors(all []params.Neighbor) (neighbors []netdev.Neighbor, err err
 
 // checkRuleSources returns an error if a rule applies to packets from the link's addresses, and the plugin does not
 // know any address that the link gets.
-func checkRuleSources(p *params.NetworkAttachment) error {
+func checkRuleSources(p *v1alpha1.NetworkAttachment) error {
 	if len(p.Addresses)+len(p.AddressPools)+len(p.DHCP) > 0 {
 		return nil // ValidateFor checks rules of leased addresses
 	}

@@ -7,20 +7,20 @@ import (
 	"strings"
 	"testing"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 func TestCheckRuleSources(t *testing.T) {
-	table := []params.PolicyRule{{Source: "10.20.0.0/16", Table: 100}, {Table: 100}}
+	table := []v1alpha1.PolicyRule{{Source: "10.20.0.0/16", Table: 100}, {Table: 100}}
 	for name, tc := range map[string]struct {
-		claim params.NetworkAttachment
+		claim v1alpha1.NetworkAttachment
 		want  string
 	}{
-		"an address":  {params.NetworkAttachment{PolicyRules: table, Addresses: []string{"10.20.0.5/16"}}, ""},
-		"a pool":      {params.NetworkAttachment{PolicyRules: table, AddressPools: []string{"office"}}, ""},
-		"no rule":     {params.NetworkAttachment{}, ""},
-		"with source": {params.NetworkAttachment{PolicyRules: table[:1]}, ""},
-		"no address": {params.NetworkAttachment{PolicyRules: table},
+		"an address":  {v1alpha1.NetworkAttachment{PolicyRules: table, Addresses: []string{"10.20.0.5/16"}}, ""},
+		"a pool":      {v1alpha1.NetworkAttachment{PolicyRules: table, AddressPools: []string{"office"}}, ""},
+		"no rule":     {v1alpha1.NetworkAttachment{}, ""},
+		"with source": {v1alpha1.NetworkAttachment{PolicyRules: table[:1]}, ""},
+		"no address": {v1alpha1.NetworkAttachment{PolicyRules: table},
 			"policyRules[1].source: Required value: the link gets no address"},
 	} {
 		err := checkRuleSources(&tc.claim)

@@ -13,7 +13,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/netdev/bpffs"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
@@ -194,7 +194,7 @@ func (k *Kind) takeoverError(s survey, published []resourceapi.Device) error {
 		return err
 	}
 	for _, d := range published {
-		if textOf(d, params.AttributeKind) != Name || isUnserved(d) {
+		if textOf(d, v1alpha1.AttributeKind) != Name || isUnserved(d) {
 			continue
 		}
 		if err := k.servingError(s, d); err != nil {
@@ -218,7 +218,7 @@ func (k *Kind) servingError(s survey, published resourceapi.Device) error {
 			return nil
 		}
 	}
-	name := textOf(published, params.AttributeNetwork)
+	name := textOf(published, v1alpha1.AttributeNetwork)
 	configured := false
 	for _, n := range k.config.Networks {
 		configured = configured || n.Name == name
@@ -230,14 +230,14 @@ func (k *Kind) servingError(s survey, published resourceapi.Device) error {
 	return fmt.Errorf("network %q matches no NIC of this node, but the running plugin shares %s in it: "+
 		"does interfaces in the new configuration match the NIC? If a default route uses the NIC, interfaces must list "+
 		"its exact name",
-		name, textOf(published, params.AttributeInterfaceName))
+		name, textOf(published, v1alpha1.AttributeInterfaceName))
 }
 
 // isUnserved reports whether a published device's taints mean that the running plugin does not share it. A NIC
 // without a carrier is shared.
 func isUnserved(d resourceapi.Device) bool {
 	return slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
-		return t.Key == params.TaintAbsent || t.Key == params.TaintUnusable
+		return t.Key == v1alpha1.TaintAbsent || t.Key == v1alpha1.TaintUnusable
 	})
 }
 

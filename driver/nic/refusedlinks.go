@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
@@ -77,11 +77,11 @@ func linksWarnings(s stack, devices map[string]*device) (warnings []driver.Warni
 			continue
 		}
 		warnings = append(warnings, driver.Warning{
-			Device: d.nic.Name, Reason: params.EventReasonLinksRefused,
+			Device: d.nic.Name, Reason: v1alpha1.EventReasonLinksRefused,
 			Message: fmt.Sprintf("the kernel drops frames of %s on %s, because their MAC address is not that of %s: "+
 				"share another NIC, allow them (allow.macs and allow.vlans of network %q), or set its identity to Audit",
 				strings.Join(refused, ", "), d.nic.Name, d.nic.Name, d.network.Name),
-			EndReason:  params.EventReasonLinksAllowed,
+			EndReason:  v1alpha1.EventReasonLinksAllowed,
 			EndMessage: "the frames of all links of the node on " + d.nic.Name + " pass",
 		})
 	}

@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/driver"
@@ -84,11 +84,11 @@ func (k *Kind) unfinished(a netdev.Attachment) (driver.State, error) {
 
 // withNameservers adds the DNS servers of an existing link's pools to its state.
 func withNameservers(state driver.State, nameservers []string) driver.State {
-	status, ok := state.Data.(*params.NetworkStatus)
+	status, ok := state.Data.(*v1alpha1.NetworkStatus)
 	if !ok || len(nameservers) == 0 {
 		return state
 	}
-	status.DNS = &params.CNIDNS{Nameservers: nameservers}
+	status.DNS = &v1alpha1.CNIDNS{Nameservers: nameservers}
 	state.Attributes = attributesOf(nameservers)
 	return state
 }
@@ -98,7 +98,7 @@ func attributesOf(nameservers []string) attribute.Map {
 	if len(nameservers) == 0 {
 		return nil
 	}
-	return attribute.Map{params.AttributeNameservers: {StringValues: nameservers}}
+	return attribute.Map{v1alpha1.AttributeNameservers: {StringValues: nameservers}}
 }
 
 // networkData describes a link that exists.
@@ -116,7 +116,7 @@ func networkData(name string, mac net.HardwareAddr, addresses []netip.Prefix) *r
 func (k *Kind) state(
 	d *device,
 	share record.Share,
-	p params.NetworkAttachment,
+	p v1alpha1.NetworkAttachment,
 	a netdev.Attachment,
 	link netdev.LinkState,
 ) driver.State {
@@ -125,22 +125,22 @@ func (k *Kind) state(
 	switch {
 	case !link.Exists:
 		if message == "" {
-			reason = params.ReasonLinkGone
+			reason = v1alpha1.ReasonLinkGone
 			message = fmt.Sprintf("the link %s no longer exists in the pod: restart its containers to recreate it", a.Name)
 		}
 		enforced := bandwidthCondition(false, reason, message)
 		identity = enforced
-		identity.Type = params.ConditionIdentityEnforced
+		identity.Type = v1alpha1.ConditionIdentityEnforced
 		return driver.State{Reason: reason, Message: message, Conditions: []metav1.Condition{enforced, identity}}
-	case message == "" && identity.Reason == params.ReasonLinkBlocked:
-		reason, message = params.ReasonLinkBlocked, blockedMessage(link)
+	case message == "" && identity.Reason == v1alpha1.ReasonLinkBlocked:
+		reason, message = v1alpha1.ReasonLinkBlocked, blockedMessage(link)
 	case message == "" && a.Blocking == netdev.BlockAlways:
-		reason, message = params.ReasonAddressLost, k.lost.message(d.network.Name, a.Addresses, identity)
+		reason, message = v1alpha1.ReasonAddressLost, k.lost.message(d.network.Name, a.Addresses, identity)
 	case message == "" && !link.Up:
-		reason, message = params.ReasonLinkChanged, fmt.Sprintf("the link %s is down in the pod", link.Name)
+		reason, message = v1alpha1.ReasonLinkChanged, fmt.Sprintf("the link %s is down in the pod", link.Name)
 	case message == "":
 		if found := k.duplicates.ownersOf(a.Parent, a.MAC.String()); len(found) > 0 {
-			reason, message = params.ReasonDuplicateAddress, duplicateMessage(d.network.Name, found)
+			reason, message = v1alpha1.ReasonDuplicateAddress, duplicateMessage(d.network.Name, found)
 		}
 	}
 	network := "" // of a NIC that is no longer configured
@@ -158,24 +158,24 @@ func (k *Kind) state(
 
 // networkStatus returns the data of a share with one link.
 func networkStatus(
-	network string, link netdev.LinkState, addresses []string, routes []params.Route,
-) *params.NetworkStatus {
-	status := &params.NetworkStatus{
-		TypeMeta:   params.TypeMeta(params.NetworkStatusKind),
-		CNIVersion: params.CNIVersion,
+	network string, link netdev.LinkState, addresses []string, routes []v1alpha1.Route,
+) *v1alpha1.NetworkStatus {
+	status := &v1alpha1.NetworkStatus{
+		TypeMeta:   v1alpha1.TypeMeta(v1alpha1.NetworkStatusKind),
+		CNIVersion: v1alpha1.CNIVersion,
 		Network:    network,
-		Interfaces: []params.CNIInterface{{Name: link.Name, MAC: link.MAC.String(), MTU: int32(link.MTU)}},
+		Interfaces: []v1alpha1.CNIInterface{{Name: link.Name, MAC: link.MAC.String(), MTU: int32(link.MTU)}},
 	}
 	for _, a := range addresses {
-		status.IPs = append(status.IPs, params.CNIIP{Address: a})
+		status.IPs = append(status.IPs, v1alpha1.CNIIP{Address: a})
 	}
 	for _, r := range routes {
-		status.Routes = append(status.Routes, params.CNIRoute(r))
+		status.Routes = append(status.Routes, v1alpha1.CNIRoute(r))
 	}
 	if link.Send != nil && link.Receive != nil {
-		status.Bandwidth = &params.BandwidthStatus{
-			Send:    params.RateStatus{Guaranteed: link.Send.Floor, Ceiling: link.Send.Ceil},
-			Receive: params.RateStatus{Guaranteed: link.Receive.Floor, Ceiling: link.Receive.Ceil},
+		status.Bandwidth = &v1alpha1.BandwidthStatus{
+			Send:    v1alpha1.RateStatus{Guaranteed: link.Send.Floor, Ceiling: link.Send.Ceil},
+			Receive: v1alpha1.RateStatus{Guaranteed: link.Receive.Floor, Ceiling: link.Receive.Ceil},
 		}
 	}
 	return status
@@ -193,14 +193,14 @@ func (k *Kind) StatusData(attachments []driver.PodState, failed int) any {
 	attachments = slices.SortedFunc(slices.Values(attachments), func(a, b driver.PodState) int {
 		return cmp.Or(cmp.Compare(a.Pod.Name, b.Pod.Name), cmp.Compare(a.Pod.UID, b.Pod.UID))
 	})
-	summary := params.NetworkStatusSummary{
-		TypeMeta:  params.TypeMeta(params.NetworkStatusSummaryKind),
+	summary := v1alpha1.NetworkStatusSummary{
+		TypeMeta:  v1alpha1.TypeMeta(v1alpha1.NetworkStatusSummaryKind),
 		Network:   networkStatusOf(attachments[0]).Network,
 		Pods:      int32(len(attachments) + failed),
 		Failed:    int32(failed),
 		Bandwidth: networkStatusOf(attachments[0]).Bandwidth,
 	}
-	var links []params.PodNetworkStatus
+	var links []v1alpha1.PodNetworkStatus
 	for _, a := range attachments {
 		if a.Ready {
 			summary.Attached++
@@ -213,7 +213,7 @@ func (k *Kind) StatusData(attachments []driver.PodState, failed int) any {
 
 // fitting returns as many of the first links as fit into the given number of bytes as JSON, and reports
 // whether it omits others. It omits the names and MAC addresses before it omits links.
-func fitting(links []params.PodNetworkStatus, bytes int) (first []params.PodNetworkStatus, truncated bool) {
+func fitting(links []v1alpha1.PodNetworkStatus, bytes int) (first []v1alpha1.PodNetworkStatus, truncated bool) {
 	if n := countFitting(links, bytes); n == len(links) {
 		return links, false
 	}
@@ -225,7 +225,7 @@ func fitting(links []params.PodNetworkStatus, bytes int) (first []params.PodNetw
 }
 
 // countFitting returns how many links fit into a list of at most the given number of bytes as JSON.
-func countFitting(links []params.PodNetworkStatus, bytes int) int {
+func countFitting(links []v1alpha1.PodNetworkStatus, bytes int) int {
 	for i := range links {
 		if bytes -= sizeOf(links[i]) + len(","); bytes < 0 {
 			return i
@@ -241,19 +241,19 @@ func sizeOf(value any) int {
 }
 
 // networkStatusOf returns one attachment's data. It has no interfaces if the link no longer exists.
-func networkStatusOf(a driver.PodState) *params.NetworkStatus {
-	if status, ok := a.Data.(*params.NetworkStatus); ok {
+func networkStatusOf(a driver.PodState) *v1alpha1.NetworkStatus {
+	if status, ok := a.Data.(*v1alpha1.NetworkStatus); ok {
 		return status
 	}
-	return &params.NetworkStatus{
-		TypeMeta:   params.TypeMeta(params.NetworkStatusKind),
-		CNIVersion: params.CNIVersion,
-		Interfaces: []params.CNIInterface{},
+	return &v1alpha1.NetworkStatus{
+		TypeMeta:   v1alpha1.TypeMeta(v1alpha1.NetworkStatusKind),
+		CNIVersion: v1alpha1.CNIVersion,
+		Interfaces: []v1alpha1.CNIInterface{},
 	}
 }
 
-func podNetworkStatus(a driver.PodState) params.PodNetworkStatus {
-	status := params.PodNetworkStatus{Pod: a.Pod.Namespace + "/" + a.Pod.Name, NotReady: !a.Ready}
+func podNetworkStatus(a driver.PodState) v1alpha1.PodNetworkStatus {
+	status := v1alpha1.PodNetworkStatus{Pod: a.Pod.Namespace + "/" + a.Pod.Name, NotReady: !a.Ready}
 	if n := a.NetworkData; n != nil {
 		status.Interface, status.MAC, status.IPs = n.InterfaceName, n.HardwareAddress, n.IPs
 	}
@@ -263,7 +263,7 @@ func podNetworkStatus(a driver.PodState) params.PodNetworkStatus {
 // bandwidthCondition returns the condition BandwidthEnforced.
 func bandwidthCondition(holds bool, reason, message string) metav1.Condition {
 	c := metav1.Condition{
-		Type:    params.ConditionBandwidthEnforced,
+		Type:    v1alpha1.ConditionBandwidthEnforced,
 		Status:  metav1.ConditionFalse,
 		Reason:  reason,
 		Message: message,
@@ -279,7 +279,7 @@ func bandwidthCondition(holds bool, reason, message string) metav1.Condition {
 func (k *Kind) enforcementCondition(
 	d *device,
 	share record.Share,
-	p params.NetworkAttachment,
+	p v1alpha1.NetworkAttachment,
 	link netdev.LinkState,
 ) metav1.Condition {
 	switch {
@@ -287,13 +287,13 @@ func (k *Kind) enforcementCondition(
 		reason, message := d.unhealthyReason()
 		return bandwidthCondition(false, reason, message)
 	case d.network.Enforcement == config.EnforcementNone:
-		return bandwidthCondition(false, params.ReasonEnforcementNone,
+		return bandwidthCondition(false, v1alpha1.ReasonEnforcementNone,
 			fmt.Sprintf("network %q has enforcement None", d.network.Name))
 	case share.AdminAccess:
-		return bandwidthCondition(true, params.ReasonAdminAccess, "requests with admin access have no grant: "+
+		return bandwidthCondition(true, v1alpha1.ReasonAdminAccess, "requests with admin access have no grant: "+
 			"the link uses the bandwidth reserved for unidentified frames")
 	case link.Send == nil || link.Receive == nil:
-		return bandwidthCondition(false, params.ReasonNotClassified, fmt.Sprintf(
+		return bandwidthCondition(false, v1alpha1.ReasonNotClassified, fmt.Sprintf(
 			"frames of link %s are not assigned to the share's class: has the pod changed the link's MAC address (%s)?",
 			link.Name, link.MAC))
 	}
@@ -301,29 +301,29 @@ func (k *Kind) enforcementCondition(
 		return bandwidthCondition(false, reason, message)
 	}
 	if d.missed != "" {
-		return bandwidthCondition(false, params.ReasonFramesMissed, fmt.Sprintf("NIC %s: %s", d.name, d.missed))
+		return bandwidthCondition(false, v1alpha1.ReasonFramesMissed, fmt.Sprintf("NIC %s: %s", d.name, d.missed))
 	}
 	message := enforcementMessage(d, link, k.node.ForwardedBy(d.nic.Index))
 	if !k.node.ClassifierKey().HasCookie() {
-		return bandwidthCondition(false, params.ReasonMAC, message+"; "+cookieMessage(k.node.Trials()))
+		return bandwidthCondition(false, v1alpha1.ReasonMAC, message+"; "+cookieMessage(k.node.Trials()))
 	}
-	return bandwidthCondition(true, params.ReasonNetnsCookie, message)
+	return bandwidthCondition(true, v1alpha1.ReasonNetnsCookie, message)
 }
 
 // rateProblem compares the rates of a link with classes to the grant. It returns the reason and the message for the
 // condition BandwidthEnforced, or "".
 func rateProblem(
-	d *device, share record.Share, p params.NetworkAttachment, link netdev.LinkState,
+	d *device, share record.Share, p v1alpha1.NetworkAttachment, link netdev.LinkState,
 ) (reason, message string) {
 	want, err := ratesOf(d, share, p)
 	if err != nil || !sameRates(*link.Send, want) || !sameRates(*link.Receive, want) {
-		return params.ReasonRateDiffers, fmt.Sprintf("granted %s to %s bit/s; the kernel enforces %s to %s for sending and "+
-			"%s to %s for receiving: did another program change the queues of %s?",
+		return v1alpha1.ReasonRateDiffers, fmt.Sprintf("granted %s to %s bit/s; the kernel enforces %s to %s for sending "+
+			"and %s to %s for receiving: did another program change the queues of %s?",
 			formatRate(want.Floor), formatRate(want.Ceil), formatRate(link.Send.Floor), formatRate(link.Send.Ceil),
 			formatRate(link.Receive.Floor), formatRate(link.Receive.Ceil), d.nic.Name)
 	}
 	if grant, err := grantOf(share); err == nil && want.Floor < grant {
-		return params.ReasonLinkTooSlow, fmt.Sprintf(
+		return v1alpha1.ReasonLinkTooSlow, fmt.Sprintf(
 			"granted %s bit/s, with %s guaranteed: NIC %s has %s bit/s to grant, and %s are granted",
 			formatRate(grant), formatRate(want.Floor), d.name, formatRate(d.bandwidth()), formatRate(d.granted))
 	}

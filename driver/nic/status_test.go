@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
@@ -55,7 +55,7 @@ func podState(t *testing.T, pod string, link netdev.LinkState) driver.PodState {
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}
-	p := params.NetworkAttachment{Routes: []params.Route{{Destination: "10.30.0.0/16", Gateway: "10.20.0.1"}}}
+	p := v1alpha1.NetworkAttachment{Routes: []v1alpha1.Route{{Destination: "10.30.0.0/16", Gateway: "10.20.0.1"}}}
 	state := newKind(t, Options{}).state(devices[0], record.Share{}, p, netdev.Attachment{Name: "net1"}, link)
 	return driver.PodState{Pod: attach.Pod{UID: pod, Namespace: "ns", Name: pod}, State: state}
 }
@@ -97,11 +97,11 @@ routes:
 func TestWithNameservers(t *testing.T) {
 	linked := podState(t, "p", linkState("10.20.0.5/16")).State
 	got := withNameservers(linked, []string{"10.20.0.2"})
-	want := &params.CNIDNS{Nameservers: []string{"10.20.0.2"}}
+	want := &v1alpha1.CNIDNS{Nameservers: []string{"10.20.0.2"}}
 	if status := networkStatusOf(driver.PodState{State: got}); !reflect.DeepEqual(status.DNS, want) {
 		t.Errorf("got dns %v in the status, want %v", status.DNS, want)
 	}
-	if values := got.Attributes[params.AttributeNameservers].StringValues; !slices.Equal(values, want.Nameservers) {
+	if values := got.Attributes[v1alpha1.AttributeNameservers].StringValues; !slices.Equal(values, want.Nameservers) {
 		t.Errorf("got the attribute %v, want %v", values, want.Nameservers)
 	}
 	if gone := withNameservers(driver.State{}, []string{"10.20.0.2"}); gone.Attributes != nil || gone.Data != nil {
@@ -149,12 +149,12 @@ func TestStatusData_listsAllPodsOfANode(t *testing.T) {
 			attachments = append(attachments, podState(t, name, linkState(fmt.Sprintf("10.200.100.%d/16", 100+i))))
 		}
 		attachments[7].Ready = false
-		got, ok := newKind(t, Options{}).StatusData(attachments, 0).(params.NetworkStatusSummary)
+		got, ok := newKind(t, Options{}).StatusData(attachments, 0).(v1alpha1.NetworkStatusSummary)
 		if !ok || got.Truncated || len(got.First) != pods {
 			t.Fatalf("status of %d pods: got %d links, truncated %t, want all", pods, len(got.First), got.Truncated)
 		}
 		for i, link := range got.First {
-			want := params.PodNetworkStatus{
+			want := v1alpha1.PodNetworkStatus{
 				Pod: "ns/" + attachments[i].Pod.Name, IPs: attachments[i].NetworkData.IPs, NotReady: i == 7,
 			}
 			if describesLinks {
@@ -172,7 +172,7 @@ func TestStatusData_listsAllPodsOfANode(t *testing.T) {
 
 func TestState_linkIsGone(t *testing.T) {
 	state := podState(t, "p", netdev.LinkState{}).State
-	if state.Exists || state.Ready || state.Reason != params.ReasonLinkGone || state.NetworkData != nil ||
+	if state.Exists || state.Ready || state.Reason != v1alpha1.ReasonLinkGone || state.NetworkData != nil ||
 		!strings.Contains(state.Message, "the link net1 no longer exists in the pod") {
 		t.Errorf("state of a link that is gone: %+v", state)
 	}
@@ -180,7 +180,7 @@ func TestState_linkIsGone(t *testing.T) {
 		t.Errorf("conditions of a link that is gone: %+v, want 2", state.Conditions)
 	}
 	for _, c := range state.Conditions {
-		if c.Reason != params.ReasonLinkGone || c.Status != "False" {
+		if c.Reason != v1alpha1.ReasonLinkGone || c.Status != "False" {
 			t.Errorf("condition of a link that is gone: %+v", c)
 		}
 	}
@@ -190,7 +190,7 @@ func TestState_linkIsDown(t *testing.T) {
 	link := linkState()
 	link.Up = false
 	state := podState(t, "p", link).State
-	if !state.Exists || state.Ready || state.Reason != params.ReasonLinkChanged {
+	if !state.Exists || state.Ready || state.Reason != v1alpha1.ReasonLinkChanged {
 		t.Errorf("state of a link that is down: %+v", state)
 	}
 }
@@ -226,7 +226,7 @@ func TestKind_Edits_announceIPv6(t *testing.T) {
 	} {
 		share := record.Share{
 			Request: "nic", ShareID: "s", Parameters: json.RawMessage(parameters),
-			Capacity: map[string]resource.Quantity{params.CapacityBandwidth: resource.MustParse("10M")},
+			Capacity: map[string]resource.Quantity{v1alpha1.CapacityBandwidth: resource.MustParse("10M")},
 		}
 		edits, err := newKind(t, Options{}).Edits(share)
 		if got := strings.Join(edits.Hook, " "); got != want || err != nil {
@@ -246,13 +246,13 @@ func TestKind_enforced(t *testing.T) {
 	}
 	const grant = 100 * 1000 * 1000
 	granted := record.Share{ShareID: "id", Capacity: map[string]resource.Quantity{
-		params.CapacityBandwidth: *resource.NewQuantity(grant, resource.DecimalSI),
+		v1alpha1.CapacityBandwidth: *resource.NewQuantity(grant, resource.DecimalSI),
 	}}
 	rates := func(floor uint64) *shape.Rates { return &shape.Rates{Floor: floor, Ceil: floor} }
 	link := func(send, receive *shape.Rates) netdev.LinkState {
 		return netdev.LinkState{Exists: true, Up: true, Name: "net1", Send: send, Receive: receive}
 	}
-	hardCap := params.NetworkAttachment{}
+	hardCap := v1alpha1.NetworkAttachment{}
 	for name, tc := range map[string]struct {
 		change func(*device)
 		share  record.Share
@@ -262,33 +262,33 @@ func TestKind_enforced(t *testing.T) {
 	}{
 		"a program in front takes frames": {
 			func(d *device) { d.missed = "program 7 runs before" }, granted, link(rates(grant), rates(grant)),
-			params.ReasonFramesMissed, "NIC nic0: program 7 runs before",
+			v1alpha1.ReasonFramesMissed, "NIC nic0: program 7 runs before",
 		},
 		"the kernel has no cookie": {
-			func(*device) {}, granted, link(rates(grant), rates(grant)), params.ReasonMAC, "",
+			func(*device) {}, granted, link(rates(grant), rates(grant)), v1alpha1.ReasonMAC, "",
 		},
 		"other rates in one direction": {
-			func(*device) {}, granted, link(rates(grant), rates(grant/2)), params.ReasonRateDiffers, "granted 100M",
+			func(*device) {}, granted, link(rates(grant), rates(grant/2)), v1alpha1.ReasonRateDiffers, "granted 100M",
 		},
-		"no class": {func(*device) {}, granted, link(nil, nil), params.ReasonNotClassified, "net1"},
+		"no class": {func(*device) {}, granted, link(nil, nil), v1alpha1.ReasonNotClassified, "net1"},
 		"admin access": {
-			func(*device) {}, record.Share{AdminAccess: true}, link(nil, nil), params.ReasonAdminAccess, "have no grant",
+			func(*device) {}, record.Share{AdminAccess: true}, link(nil, nil), v1alpha1.ReasonAdminAccess, "have no grant",
 		},
 		"without enforcement": {
 			func(d *device) { d.network.Enforcement = config.EnforcementNone }, granted, link(nil, nil),
-			params.ReasonEnforcementNone, `network "a"`,
+			v1alpha1.ReasonEnforcementNone, `network "a"`,
 		},
 		"the NIC is missing": {
-			func(d *device) { d.absent = true }, granted, link(nil, nil), params.ReasonDeviceGone, "nic0",
+			func(d *device) { d.absent = true }, granted, link(nil, nil), v1alpha1.ReasonDeviceGone, "nic0",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := newKind(t, Options{})
 			c := k.enforcementCondition(changed(tc.change), tc.share, hardCap, tc.link)
-			if c.Type != params.ConditionBandwidthEnforced || c.Reason != tc.reason || !strings.Contains(c.Message, tc.text) {
+			if c.Type != v1alpha1.ConditionBandwidthEnforced || c.Reason != tc.reason || !strings.Contains(c.Message, tc.text) {
 				t.Errorf("condition %+v, want the reason %s and a message with %q", c, tc.reason, tc.text)
 			}
-			if want := tc.reason == params.ReasonAdminAccess; (c.Status == "True") != want {
+			if want := tc.reason == v1alpha1.ReasonAdminAccess; (c.Status == "True") != want {
 				t.Errorf("status %s for the reason %s", c.Status, c.Reason)
 			}
 		})

@@ -20,7 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
 )
@@ -107,9 +107,9 @@ func TestPlugin_blocksLinksWithLostAddressesBeforeItServes(t *testing.T) {
 	if !restart("addresspools") { // so that the node cannot take the address again
 		t.Error("the node has lost the address: the plugin served before it blocked the link")
 	}
-	e.awaitReason(claim, params.ReasonAddressLost)
+	e.awaitReason(claim, v1alpha1.ReasonAddressLost)
 	e.api.Refuse(nil)
-	e.awaitReason(claim, params.ReasonAttached)
+	e.awaitReason(claim, v1alpha1.ReasonAttached)
 }
 
 // Attaching a pod fails after its link has got the address, and the link cannot be removed. No other
@@ -173,7 +173,7 @@ func TestPlugin_assignsAddressesAfterNetworkWasRenamed(t *testing.T) {
 	e.must("compare the addresses", differ([]*sandbox{one, other}))
 	e.kill()
 	e.start(func(c *pluginConfig) { c.Pools, c.Network = true, "renamed" })
-	e.awaitReason(claim, params.ReasonAttached)
+	e.awaitReason(claim, v1alpha1.ReasonAttached)
 	records, err := attach.OpenRecords(e.path("run"), attach.AnyBoot, nil).List()
 	e.must("read the records", err)
 	for _, r := range records {

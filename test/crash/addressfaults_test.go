@@ -25,7 +25,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/device/addresspool"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
@@ -429,7 +429,7 @@ func (n *faultyNode) lose() {
 		}
 		n.eventually("the link of pod "+p.claim.Name+" is blocked", func() error {
 			n.ensurePlugin()
-			return n.reported(n.w.Context(), p.claim, params.ReasonAddressLost)
+			return n.reported(n.w.Context(), p.claim, v1alpha1.ReasonAddressLost)
 		})
 		n.w.count("links of lost nodes that were blocked")
 	}
@@ -514,9 +514,9 @@ func (w *addressWorld) checkRecords() {
 					default:
 						n.eventually(fmt.Sprintf("the link of pod %s or %s with address %s is blocked", p.claim.Name,
 							other.claim.Name, address), func() error {
-							err := n.reported(w.Context(), p.claim, params.ReasonAddressLost)
+							err := n.reported(w.Context(), p.claim, v1alpha1.ReasonAddressLost)
 							if err != nil && other.lost {
-								err = other.reported(w.Context(), other.claim, params.ReasonAddressLost)
+								err = other.reported(w.Context(), other.claim, v1alpha1.ReasonAddressLost)
 							}
 							return err
 						})

@@ -19,7 +19,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
 	"github.com/dra-shared/dra-driver-shared/netdev"
@@ -201,7 +201,7 @@ func (e *testEnv) runLifecycle(change func(*pluginConfig)) (killed bool) {
 	}
 	link := pod.mustLink(e.t)
 	e.retry("the claim's status is Attached", func(ctx context.Context) error {
-		return e.reported(ctx, claim, params.ReasonAttached)
+		return e.reported(ctx, claim, v1alpha1.ReasonAttached)
 	})
 	second.end()
 	e.retry("one pod is attached", func(context.Context) error { return e.attachedPods(1) })

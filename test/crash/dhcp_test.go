@@ -17,7 +17,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
@@ -158,7 +158,7 @@ func TestPlugin_renewsLeases(t *testing.T) {
 	e.must("attach the claim", pod.hook(t.Context(), e.dir, claim, timeout))
 	e.must("address of the link", pod.hasAddress())
 	first, _ := pod.address()
-	e.awaitReason(claim, params.ReasonAttached)
+	e.awaitReason(claim, v1alpha1.ReasonAttached)
 	e.awaitAddress(claim, first)
 
 	e.kill()
@@ -169,11 +169,11 @@ func TestPlugin_renewsLeases(t *testing.T) {
 	}
 
 	e.server.Stop()
-	e.awaitReason(claim, params.ReasonLeaseExpired)
+	e.awaitReason(claim, v1alpha1.ReasonLeaseExpired)
 	e.eventually("the link has no address", pod.hasNoAddress)
 	pod.mustLink(t)
 	e.server.Start()
-	e.awaitReason(claim, params.ReasonAttached)
+	e.awaitReason(claim, v1alpha1.ReasonAttached)
 	e.must("address of the link", pod.hasAddress())
 
 	e.server.Stop()
@@ -205,7 +205,7 @@ func TestPlugin_renewsLeasesOfNICThatIsNotShared(t *testing.T) {
 	e.must("address of the link", err)
 	e.kill()
 	e.serve(func(c *pluginConfig) { c.Interfaces = "absent0" })
-	e.awaitReason(claim, params.ReasonDeviceGone)
+	e.awaitReason(claim, v1alpha1.ReasonDeviceGone)
 	e.awaitRenewals(4) // more than a lease is long
 	if now, err := pod.address(); err != nil || now != first {
 		t.Errorf("after renewals the link has the address %q (error %v), want %s", now, err, first)

@@ -21,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 // mustFail fails the test unless the call failed with an error that contains want.
@@ -251,11 +251,11 @@ func TestPlugin_reportsStatusAfterAPIOutage(t *testing.T) {
 		}
 		return nil
 	})
-	if err := e.reported(t.Context(), c, params.ReasonAttached); err == nil {
+	if err := e.reported(t.Context(), c, v1alpha1.ReasonAttached); err == nil {
 		t.Error("the status is Attached although the API server refused all requests")
 	}
 	e.api.Refuse(nil)
-	e.awaitReason(c, params.ReasonAttached)
+	e.awaitReason(c, v1alpha1.ReasonAttached)
 	e.must("unprepare the claim", e.unprepare(t.Context(), c))
 	e.eventually("the node has no state of claims", e.nothingLeft)
 }

@@ -21,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
@@ -224,7 +224,7 @@ func TestPlugin_discardsStateOfPreviousBoot(t *testing.T) {
 	kept, gone := e.claim("stays"), e.claim("gone")
 	e.retry("prepare claim gone", func(ctx context.Context) error { return e.prepare(ctx, gone) })
 	before := e.prepareAndAttach(kept, "before")
-	e.awaitReason(kept, params.ReasonAttached)
+	e.awaitReason(kept, v1alpha1.ReasonAttached)
 
 	e.kill()
 	before.end()
@@ -295,7 +295,7 @@ func TestPlugin_restoresFilesOfRunningPod(t *testing.T) {
 			e.start(nil)
 			c := e.claim("c")
 			pod := e.prepareAndAttach(c, "p")
-			e.awaitReason(c, params.ReasonAttached)
+			e.awaitReason(c, v1alpha1.ReasonAttached)
 			damage(e, string(c.UID))
 			e.kill()
 			e.start(nil)

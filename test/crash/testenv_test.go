@@ -44,7 +44,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/device/fabricpool"
 	"github.com/dra-shared/dra-driver-shared/driver"
@@ -792,7 +792,7 @@ func (e *testEnv) reported(ctx context.Context, c *resourceapi.ResourceClaim, re
 		return err
 	}
 	for _, d := range current.Status.Devices {
-		ready := meta.FindStatusCondition(d.Conditions, params.ConditionReady)
+		ready := meta.FindStatusCondition(d.Conditions, v1alpha1.ConditionReady)
 		if ready != nil && ready.Reason == reason {
 			return nil
 		}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/test/kernelcheck"
 )
@@ -19,8 +19,8 @@ const (
 
 func TestExpectedChecks(t *testing.T) {
 	memory := []string{
-		params.KernelCheckNetnsCookieOfSocket, params.KernelCheckForwardedByRoute, params.KernelCheckARPSender,
-		params.KernelCheckSenderLists,
+		v1alpha1.KernelCheckNetnsCookieOfSocket, v1alpha1.KernelCheckForwardedByRoute, v1alpha1.KernelCheckARPSender,
+		v1alpha1.KernelCheckSenderLists,
 	}
 	for _, tc := range []struct {
 		release   string
@@ -30,9 +30,9 @@ func TestExpectedChecks(t *testing.T) {
 		{old, nil, memory},
 		{old, []string{confidentiality}, nil},
 		{old, []string{"lockdown=integrity"}, memory},
-		{recent, nil, slices.Concat(memory, []string{params.KernelCheckTCX})},
-		{recent, []string{"quiet", confidentiality}, []string{params.KernelCheckTCX}},
-		{"7.0.1-amd64", nil, slices.Concat(memory, []string{params.KernelCheckTCX})},
+		{recent, nil, slices.Concat(memory, []string{v1alpha1.KernelCheckTCX})},
+		{recent, []string{"quiet", confidentiality}, []string{v1alpha1.KernelCheckTCX}},
+		{"7.0.1-amd64", nil, slices.Concat(memory, []string{v1alpha1.KernelCheckTCX})},
 	} {
 		if got := expectedChecks(tc.release, tc.arguments); !slices.Equal(got, tc.want) {
 			t.Errorf("%s %v: got %v, want %v", tc.release, tc.arguments, got, tc.want)

@@ -12,7 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 // Accelerator selects accelerators, and sets the rules for sharing them.
@@ -66,8 +66,8 @@ type AcceleratorAllow struct {
 }
 
 // Allowed returns what claims can request from the accelerators.
-func (a *Accelerator) Allowed() params.AllowedAccelerator {
-	return params.AllowedAccelerator{
+func (a *Accelerator) Allowed() v1alpha1.AllowedAccelerator {
+	return v1alpha1.AllowedAccelerator{
 		Accelerator: a.Name,
 		DeviceNodes: a.Allow.DeviceNodes,
 		Environment: slices.Sorted(maps.Keys(a.Edits.Environment)),

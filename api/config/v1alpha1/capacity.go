@@ -14,13 +14,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 // GrantVariable returns the last part of the name of the environment variable with a capacity's granted amount.
 func GrantVariable(capacity string) string {
-	if capacity == params.CapacityMemory {
-		return params.EnvironmentMemory
+	if capacity == v1alpha1.CapacityMemory {
+		return v1alpha1.EnvironmentMemory
 	}
 	return strings.ToUpper(capacity)
 }
@@ -108,7 +108,7 @@ func validateAmount(name string, amount resource.Quantity, at *field.Path) field
 	if amount.Sign() <= 0 || amount.CmpInt64(math.MaxInt64) > 0 {
 		return field.ErrorList{field.Invalid(at, amount.String(), "must be more than zero, and less than 8Ei")}
 	}
-	if _, whole := amount.AsInt64(); name == params.CapacityMemory && !whole {
+	if _, whole := amount.AsInt64(); name == v1alpha1.CapacityMemory && !whole {
 		return field.ErrorList{field.Invalid(at, amount.String(), "must be a whole number of bytes, such as 16Gi")}
 	}
 	return nil

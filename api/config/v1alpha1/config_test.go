@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 const header = "apiVersion: config.dra-shared.dev/v1alpha1\nkind: DriverConfig\n"
@@ -27,7 +27,7 @@ func TestLoad_defaults(t *testing.T) {
 		Enforcement: EnforcementShape, Shaping: ShapingSingleQueue, LinkDown: TaintNoSchedule, Identity: IdentityEnforce,
 		DuplicateAddressDetection: DuplicateAddressReport,
 		Allow: Allow{
-			Modes: []params.Mode{params.ModePrivate}, Burst: []params.Burst{params.BurstGuaranteed},
+			Modes: []v1alpha1.Mode{v1alpha1.ModePrivate}, Burst: []v1alpha1.Burst{v1alpha1.BurstGuaranteed},
 		},
 		Policy: Policy{Default: quantity("100M"), Min: quantity("10M"), Step: quantity("10M")},
 	}

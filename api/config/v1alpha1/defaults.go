@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 // Defaults of a Network and its Policy. Rates are in bits per second.
@@ -45,10 +45,10 @@ func setDefaultsNetwork(n *Network) {
 		n.Shares = ptr.To[int32](defaultShares)
 	}
 	if n.Allow.Modes == nil {
-		n.Allow.Modes = []params.Mode{params.ModePrivate}
+		n.Allow.Modes = []v1alpha1.Mode{v1alpha1.ModePrivate}
 	}
 	if n.Allow.Burst == nil {
-		n.Allow.Burst = []params.Burst{params.BurstGuaranteed}
+		n.Allow.Burst = []v1alpha1.Burst{v1alpha1.BurstGuaranteed}
 	}
 	setDefaultsPolicy(&n.Policy)
 }

@@ -13,7 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 // Edits describes what the container runtime adds to containers with a share. All values and paths can contain
@@ -143,7 +143,7 @@ func (e Edits) validate(at *field.Path, known []string) (errs field.ErrorList) {
 	for _, name := range slices.Sorted(maps.Keys(e.Environment)) {
 		path := at.Child("environment").Key(name)
 		errs = append(errs, validateText(e.Environment[name], values, path)...)
-		errs = append(errs, params.ValidateVariable(name, "", path)...)
+		errs = append(errs, v1alpha1.ValidateVariable(name, "", path)...)
 	}
 	errs = append(errs, e.validateDeviceNodes(at.Child("deviceNodes"), values)...)
 	return append(errs, e.validateMounts(at.Child("mounts"), values)...)
@@ -155,7 +155,7 @@ func (e Edits) validateDeviceNodes(at *field.Path, values map[string]string) (er
 		if textErrs := validateText(node, values, path); len(textErrs) > 0 {
 			errs = append(errs, textErrs...)
 		} else {
-			errs = append(errs, params.ValidateDeviceNode(expandText(node, values), path)...)
+			errs = append(errs, v1alpha1.ValidateDeviceNode(expandText(node, values), path)...)
 		}
 		if slices.Contains(e.DeviceNodes[:i], node) {
 			errs = append(errs, field.Duplicate(path, node))

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 // Fabric is a device that spans several nodes, such as a rack's accelerator interconnect. The controller publishes it
@@ -45,7 +45,7 @@ type Fabric struct {
 }
 
 // reservedAttributes are the attributes that the driver itself gives a fabric.
-var reservedAttributes = []string{params.AttributeKind, params.AttributeFabric}
+var reservedAttributes = []string{v1alpha1.AttributeKind, v1alpha1.AttributeFabric}
 
 // maxAttributeLength is the API's limit for a string attribute, in characters.
 const maxAttributeLength = 64
@@ -61,8 +61,8 @@ func (f *Fabric) validate(at *field.Path) (errs field.ErrorList) {
 	if f.Groups > 0 && f.Exclusive {
 		errs = append(errs, field.Forbidden(at.Child("groups"), "only one claim can use an exclusive fabric"))
 	}
-	if _, taken := f.Capacity[params.CapacityGroups]; taken {
-		errs = append(errs, field.Forbidden(at.Child("capacity").Key(params.CapacityGroups),
+	if _, taken := f.Capacity[v1alpha1.CapacityGroups]; taken {
+		errs = append(errs, field.Forbidden(at.Child("capacity").Key(v1alpha1.CapacityGroups),
 			"set the fabric's field groups instead"))
 	}
 	errs = append(errs, f.Capacities.validate(at, f.Exclusive)...)

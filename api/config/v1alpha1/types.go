@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 // DriverConfig selects the devices that the driver publishes, and sets the rules for
@@ -85,7 +85,7 @@ type Network struct {
 	// DHCP lists the IP families that a claim leases an address in if it does not set addresses, addressPools, or dhcp:
 	// IPv4. allow.dhcp must have them. By default, such a claim gets addresses from the network's default AddressPools,
 	// or none.
-	DHCP []params.IPFamily `json:"dhcp,omitempty"`
+	DHCP []v1alpha1.IPFamily `json:"dhcp,omitempty"`
 
 	// Allow limits what claims can request in a NetworkAttachment, and what pods can
 	// send.
@@ -124,7 +124,7 @@ type Network struct {
 // also get the new rules.
 type Allow struct {
 	// Modes lists the allowed modes. The default is Private.
-	Modes []params.Mode `json:"modes,omitempty"`
+	Modes []v1alpha1.Mode `json:"modes,omitempty"`
 
 	// Subnets lists the subnets that claims can request addresses from, such as 10.20.0.0/16. By default, claims cannot
 	// request addresses. A link without requested addresses may use any address in the subnets that no other link has;
@@ -157,12 +157,12 @@ type Allow struct {
 	Node bool `json:"node,omitempty"`
 
 	// Burst lists the allowed values of bandwidth.burst. The default is Guaranteed.
-	Burst []params.Burst `json:"burst,omitempty"`
+	Burst []v1alpha1.Burst `json:"burst,omitempty"`
 
 	// DHCP lists the IP families that claims can lease addresses in from the network's DHCP servers: IPv4. With
 	// subnets, only addresses in them are accepted. The field requires plugin.dhcp in the chart (see
 	// docs/user/addresses.md). By default, claims cannot lease addresses.
-	DHCP []params.IPFamily `json:"dhcp,omitempty"`
+	DHCP []v1alpha1.IPFamily `json:"dhcp,omitempty"`
 
 	// Sysctls lists the link kernel parameters that claims can set, such as net.ipv4.conf.IFNAME.arp_ignore, where
 	// IFNAME stands for the link's name. By default, claims cannot set any.
@@ -289,8 +289,8 @@ func (n *Network) matches(nic string, uplink bool) bool {
 }
 
 // Allowed returns what claims can request on a NIC of the network. mtu is the NIC's MTU in bytes.
-func (n *Network) Allowed(mtu int32) params.AllowedNetwork {
-	allowed := params.AllowedNetwork{
+func (n *Network) Allowed(mtu int32) v1alpha1.AllowedNetwork {
+	allowed := v1alpha1.AllowedNetwork{
 		Network: n.Name, Modes: n.Allow.Modes, Bursts: n.Allow.Burst, MTU: mtu,
 		Sysctls: n.Allow.Sysctls, DHCP: n.Allow.DHCP,
 	}

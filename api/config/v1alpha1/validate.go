@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 const (
@@ -100,7 +100,7 @@ func (n *Network) validateEnums(at *field.Path) (errs field.ErrorList) {
 	errs = append(errs, validateEnum(n.DuplicateAddressDetection, at.Child("duplicateAddressDetection"),
 		DuplicateAddressReport, DuplicateAddressRefuse, DuplicateAddressOff)...)
 	errs = append(errs, validateEnum(n.Shaping, at.Child("shaping"), ShapingSingleQueue, ShapingMultiQueue)...)
-	if n.Shaping == ShapingMultiQueue && slices.Contains(n.Allow.Burst, params.BurstLine) {
+	if n.Shaping == ShapingMultiQueue && slices.Contains(n.Allow.Burst, v1alpha1.BurstLine) {
 		errs = append(errs, field.Forbidden(at.Child("shaping"), "MultiQueue: shares cannot borrow bandwidth: "+
 			"remove Line from allow.burst"))
 	}
@@ -119,7 +119,7 @@ func (n *Network) validateAllow(at *field.Path) (errs field.ErrorList) {
 	}
 	switch node := at.Child("allow", "node"); {
 	case !n.Allow.Node:
-	case !slices.Contains(n.Allow.Modes, params.ModeBridge):
+	case !slices.Contains(n.Allow.Modes, v1alpha1.ModeBridge):
 		errs = append(errs, field.Forbidden(node,
 			"only links with the mode Bridge reach the node, and allow.modes does not have it: add Bridge to allow.modes"))
 	case n.Enforcement == EnforcementNone:
@@ -171,10 +171,10 @@ func sum(quantities ...*resource.Quantity) (total resource.Quantity) {
 
 func (a Allow) validate(at *field.Path) (errs field.ErrorList) {
 	for i, mode := range a.Modes {
-		errs = append(errs, validateEnum(mode, at.Child("modes").Index(i), params.ModePrivate, params.ModeBridge)...)
+		errs = append(errs, validateEnum(mode, at.Child("modes").Index(i), v1alpha1.ModePrivate, v1alpha1.ModeBridge)...)
 	}
 	for i, burst := range a.Burst {
-		errs = append(errs, validateEnum(burst, at.Child("burst").Index(i), params.BurstGuaranteed, params.BurstLine)...)
+		errs = append(errs, validateEnum(burst, at.Child("burst").Index(i), v1alpha1.BurstGuaranteed, v1alpha1.BurstLine)...)
 	}
 	for i, subnet := range a.Subnets {
 		if _, err := netip.ParsePrefix(subnet); err != nil {
@@ -200,10 +200,10 @@ func (a Allow) validate(at *field.Path) (errs field.ErrorList) {
 		}
 	}
 	for i, family := range a.DHCP {
-		errs = append(errs, validateEnum(family, at.Child("dhcp").Index(i), params.IPv4)...)
+		errs = append(errs, validateEnum(family, at.Child("dhcp").Index(i), v1alpha1.IPv4)...)
 	}
 	for i, name := range a.Sysctls {
-		errs = append(errs, params.ValidateSysctlName(name, at.Child("sysctls").Index(i))...)
+		errs = append(errs, v1alpha1.ValidateSysctlName(name, at.Child("sysctls").Index(i))...)
 	}
 	return errs
 }
