@@ -33,7 +33,7 @@ type Request struct {
 	SandboxID string `json:"sandboxID"`
 	// Refusal is the reason why the hook refuses the container, or "". A request with a reason does not have
 	// descriptors, and the plugin does not attach anything: a plugin from an earlier release, which does not know this
-	// field, rejects the request because descriptors are missing.
+	// field, refuses the request because descriptors are missing.
 	Refusal string `json:"refusal,omitempty"`
 	// Packet means that the request has a third descriptor, for a packet socket. The hook sends it when the plugin has
 	// asked for it; see Response.Packet.

@@ -38,7 +38,7 @@ func (d *Driver) Attach(ctx context.Context, r attach.Request, sockets attach.So
 	if retry {
 		klog.FromContext(ctx).V(2).Info("Share cannot be attached yet", "err", err)
 		d.failures.set(r.Share, r.Pod, err)
-		d.status.enqueue(types.UID(r.ClaimUID))
+		d.reporter.enqueue(types.UID(r.ClaimUID))
 	} else {
 		d.reportAttach(ctx, r, err)
 	}
@@ -69,7 +69,7 @@ func (d *Driver) reportAttach(ctx context.Context, r attach.Request, err error) 
 	if !errors.Is(err, errNotPrepared) { // the next unprepare forgets the failure
 		d.failures.set(r.Share, r.Pod, err)
 	}
-	d.status.enqueue(types.UID(r.ClaimUID))
+	d.reporter.enqueue(types.UID(r.ClaimUID))
 	if err == nil {
 		return
 	}
@@ -122,7 +122,7 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) 
 // detachFormer detaches shares from the namespaces that current replaces. The events for their end may have been
 // missed.
 func (d *Driver) detachFormer(current attach.Namespace) {
-	d.ended.add(func(r *attach.Record) bool { return current.Replaces(r.Namespace) })
+	d.endedSandboxes.add(func(r *attach.Record) bool { return current.Replaces(r.Namespace) })
 }
 
 // newAttachment returns the record of an attachment.

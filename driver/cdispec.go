@@ -105,7 +105,7 @@ func (d *Driver) preparedDevices(
 	for _, s := range shares {
 		device := kubeletplugin.Device{
 			Requests: []string{s.Request}, PoolName: s.Pool, DeviceName: s.Device,
-			CDIDeviceIDs: []string{d.specs.ID(s.Name)}, Metadata: d.deviceMetadata.of(ctx, uid, s, nil),
+			CDIDeviceIDs: []string{d.specs.ID(s.Name)}, Metadata: d.deviceMetadata.describe(ctx, uid, s, nil),
 		}
 		if s.ShareID != "" {
 			device.ShareID = &s.ShareID

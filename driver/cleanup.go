@@ -28,12 +28,12 @@ func (d *Driver) cleanup(ctx context.Context) {
 	claims, err := filepath.Glob(filepath.Join(record.Dir(d.options.PluginDir), "*.json"))
 	attached, listErr := d.records.attachments.List()
 	if err = errors.Join(err, listErr); err != nil {
-		logger.Error(err, "Cannot determine whether claims are still prepared; skipping cleanup")
+		logger.Error(err, "Failed to read the records; skipping cleanup")
 		return
 	}
 	if len(claims)+len(attached) > 0 {
 		logger.Info(
-			"Claims are still prepared; keeping enforcement in place",
+			"Claims still have shares; keeping the state of the node",
 			"claims",
 			len(claims),
 			"attachments",

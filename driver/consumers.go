@@ -61,7 +61,7 @@ type consumers struct {
 // consumersOf asks the API server for the pods of a claim. It returns nil if the claim is
 // gone or deallocated.
 func (o *observer) consumersOf(ctx context.Context, recorded *record.Claim, shares []share) (*consumers, error) {
-	claim, err := o.claims.current(ctx, recorded)
+	claim, err := o.apiClaims.current(ctx, recorded)
 	if claim == nil || err != nil {
 		return nil, err
 	}

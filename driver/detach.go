@@ -27,7 +27,7 @@ func (d *Driver) detachEnded(ctx context.Context, s share, r attach.Record) erro
 	if d.helper.isStarted() { // otherwise the plugin is starting, and update would wait
 		d.deviceMetadata.update(ctx, types.UID(r.ClaimUID), s, nil) // describes an attachment if there is only one
 	}
-	d.status.enqueue(types.UID(r.ClaimUID))
+	d.reporter.enqueue(types.UID(r.ClaimUID))
 	if err == nil {
 		klog.FromContext(ctx).V(2).Info("Detached share")
 	}

@@ -13,23 +13,24 @@
 //	plan.go        allocation -> shares with their parameters
 //	admit.go       shares, other shares of their devices -> shares in the claim record
 //	cdispec.go     shares -> CDI devices, response to the kubelet
+//	helper.go      the library that serves the kubelet
 //	attach.go      hook -> attachment in the pod, attachment record
 //	watch.go       changes that kinds observe -> refresh, detach, report
 //	detach.go      a sandbox ended while the claim remains in use
-//	ended.go       queue of ended sandboxes -> detach
+//	ended.go       queue of ended sandboxes -> detach (detachments.go: when a claim's share was last detached)
 //	unprepare.go   the claim's last pod on this node has ended
 //	renew.go       attachments that a kind updates while their pods run
 //
 // A share's state reaches users by:
 //
 //	observe.go     kernel -> state of each share
-//	consumers.go   API server -> a claim's pods, and which of them never attach
+//	consumers.go   API server -> a claim's pods, and which of them never attach (claimreader.go: the claim)
 //	failures.go    why attaching shares to pods failed
 //	status.go      state -> entry of the claim's status.devices
 //	report.go      the queue that writes entries until they are written
 //	podevents.go   changed conditions -> Kubernetes events on pods
 //	nodeevents.go  problems of the node -> Kubernetes events on the Node
-//	metadata.go    the device metadata files of containers (KEP-5304)
+//	metadata.go    the device metadata files of containers (KEP-5304); metadatarestore.go: removed files
 //	health.go      device health; probes.go: health of this plugin
 //	metrics.go     Prometheus metrics
 //	degraded.go    features that do not work on the node or cluster -> log, metric
@@ -44,6 +45,7 @@
 //	takeover.go    a plugin that cannot serve what its predecessor serves
 //	handover.go    two plugins that run during a rolling update
 //	cleanup.go     removal of the driver
+//	claimlocks.go  one step of a claim at a time
 //
 // Claim records are in package record; records.go reads them and attachment records. kind.go has the interface Kind;
 // attacher.go and reserver.go have the interfaces of kinds that attach shares to pods. shares.go connects a recorded
@@ -84,17 +86,16 @@ type Driver struct {
 	deviceMetadata *deviceMetadata
 
 	publisher *publisher
-	health    *healthBoard
-	claims    claimReader
+	health    *healthBroadcaster
+	apiClaims claimReader
 	observer  *observer
-	status    *reporter
+	reporter  *reporter
 
 	handover *handover
-	// waiting is why this plugin does not take over from its predecessor; nil if it is not waiting.
-	waiting atomic.Pointer[error]
+	takeover *takeover
 	// outdated reports whether this plugin has ignored changes, because a newer one ran.
-	outdated atomic.Bool
-	ended    *endedSandboxes
+	outdated       atomic.Bool
+	endedSandboxes *endedSandboxes
 
 	failures     failures
 	detachments  detachments
@@ -141,13 +142,13 @@ func New(o Options) (*Driver, error) {
 			attachments: attach.OpenRecords(o.RunDir, bootID, o.Failpoints),
 			kinds:       kinds,
 		},
-		locks:    claimLocks{locks},
-		helper:   newHelper(),
-		health:   newHealthBoard(),
-		claims:   claimReader{o.Client},
-		handover: newHandover(locks, o.Instance),
-		ended:    newEndedSandboxes(),
-		warnings: newWarnings(o.Events, o.NodeName),
+		locks:          claimLocks{locks},
+		helper:         newHelper(),
+		health:         newHealthBroadcaster(),
+		apiClaims:      claimReader{o.Client},
+		handover:       newHandover(locks, o.Instance),
+		endedSandboxes: newEndedSandboxes(),
+		warnings:       newWarnings(o.Events, o.NodeName),
 	}
 	d.metrics = newMetrics(o, d.records, kinds)
 	d.degradations = &degradations{gauge: d.metrics.degraded}
@@ -155,8 +156,9 @@ func New(o Options) (*Driver, error) {
 	d.specs = &claimSpecs{Specs: specs, runDir: o.RunDir, hook: d.hook}
 	d.deviceMetadata = newDeviceMetadata(o, d.records, kinds, d.locks, d.helper)
 	d.observer = d.newObserver()
-	d.status = newReporter(o, d.records, d.observer, d.metrics.reports)
+	d.reporter = newReporter(o, d.records, d.observer, d.metrics.reports)
 	d.publisher = d.newPublisher()
+	d.takeover = d.newTakeover()
 	return d, nil
 }
 
@@ -180,7 +182,7 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 	node := &nodeWatch{client: d.options.Metadata, name: d.options.NodeName, degradations: d.degradations}
 	owner := make(chan types.UID, 1)
 	group.Go(func() { owner <- node.readOwner(ctx) }) // it may wait for the API server
-	if err := d.takeOver(ctx); err != nil {
+	if err := d.takeover.run(ctx); err != nil {
 		if errors.Is(context.Cause(ctx), context.Canceled) { // stopped while it waited
 			d.handover.abandon()
 			group.Wait()
@@ -288,7 +290,7 @@ func (d *Driver) serve(ctx context.Context, group *sync.WaitGroup, name string, 
 
 // startLoops starts the background work.
 func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup) {
-	group.Go(func() { d.status.run(ctx) })
+	group.Go(func() { d.reporter.run(ctx) })
 	group.Go(func() { d.resync(ctx) })
 	group.Go(func() { d.detachEndedSandboxes(ctx) })
 	group.Go(func() { d.deviceMetadata.restore(ctx) })
@@ -307,7 +309,7 @@ func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup) {
 // it stopped.
 func (d *Driver) resumeAfterOther(ctx context.Context) {
 	klog.FromContext(ctx).Info("Another plugin stopped; refreshing devices, shares, and status")
-	d.status.written.ForgetAll()
+	d.reporter.written.ForgetAll()
 	d.publisher.requestRefresh()
 	d.restore(ctx)
 }
@@ -335,7 +337,7 @@ func (d *Driver) pluginOptions(uid types.UID) []kubeletplugin.Option {
 // HandleError implements kubeletplugin.DRAPlugin. An error that is not
 // recoverable stops the driver.
 func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
-	if d.publisher.reportDroppedFields(ctx, err) || d.publisher.reportRefusal(ctx, err) {
+	if d.publisher.handleDroppedFields(ctx, err) || d.publisher.handleRefusal(ctx, err) {
 		return
 	}
 	klog.FromContext(ctx).Error(err, "Kubelet plugin helper reported an error", "operation", msg)

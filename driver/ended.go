@@ -52,8 +52,8 @@ func (d *Driver) detachEndedSandboxes(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-d.ended.added:
+		case <-d.endedSandboxes.added:
 		}
-		d.eachAttachment(ctx, d.ended.take(), d.detachEnded)
+		d.eachAttachment(ctx, d.endedSandboxes.take(), d.detachEnded)
 	}
 }

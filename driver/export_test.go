@@ -17,7 +17,7 @@ import (
 // ExpireStatusAtOnce makes a driver that was not started behave as if checkInterval had passed since each write of
 // a status.
 func (d *Driver) ExpireStatusAtOnce() {
-	d.status.written = claimstatus.NewLog(clock.RealClock{}, time.Nanosecond)
+	d.reporter.written = claimstatus.NewLog(clock.RealClock{}, time.Nanosecond)
 }
 
 // RoundsDue returns in how many of statusRounds rounds the status of a claim is read.
@@ -27,7 +27,7 @@ func (d *Driver) RoundsDue(uid types.UID) (due int, err error) {
 		return 0, err
 	}
 	for round := range uint32(statusRounds) {
-		if d.status.isDue(claim, round) {
+		if d.reporter.isDue(claim, round) {
 			due++
 		}
 	}
@@ -44,7 +44,7 @@ func (d *Driver) DetachEnded(ctx context.Context, r attach.Record) {
 
 // ReportStatus reports the status of a claim.
 func (d *Driver) ReportStatus(ctx context.Context, uid types.UID) error {
-	_, err := d.status.report(ctx, uid)
+	_, err := d.reporter.report(ctx, uid)
 	return err
 }
 
@@ -54,5 +54,5 @@ func (d *Driver) RefreshDevices() { d.publisher.requestRefresh() }
 // EnsureHook checks the hook, as the driver does from time to time, and installs it if necessary.
 func (d *Driver) EnsureHook(ctx context.Context) (installed bool) { return d.hook.ensure(ctx) }
 
-// WaitForChange waits until the hook may have changed, and reports whether ctx has not ended.
+// WaitForChange waits until the hook may have changed. It returns false after ctx has ended.
 var WaitForChange = waitForChange

@@ -33,7 +33,7 @@ type garbageCollector struct {
 	specs          *claimSpecs
 	deviceMetadata *deviceMetadata
 	kinds          kinds
-	claims         claimReader
+	apiClaims      claimReader
 	locks          claimLocks
 	degradations   *degradations
 	removed        prometheus.Counter
@@ -51,7 +51,7 @@ func (d *Driver) newGarbageCollector() *garbageCollector {
 		specs:          d.specs,
 		deviceMetadata: d.deviceMetadata,
 		kinds:          d.kinds,
-		claims:         d.claims,
+		apiClaims:      d.apiClaims,
 		locks:          d.locks,
 		degradations:   d.degradations,
 		removed:        d.metrics.orphans,
@@ -175,7 +175,7 @@ func (gc *garbageCollector) graceOf(recorded *record.Claim) time.Duration {
 // isLive reports whether the API server still has the claim with the recorded
 // allocation.
 func (gc *garbageCollector) isLive(ctx context.Context, recorded *record.Claim) (bool, error) {
-	claim, err := gc.claims.current(ctx, recorded)
+	claim, err := gc.apiClaims.current(ctx, recorded)
 	if err != nil {
 		return false, fmt.Errorf("check whether claim %s/%s exists: %w", recorded.Namespace, recorded.Name, err)
 	}
@@ -342,7 +342,7 @@ func (gc *garbageCollector) file(description, path string) Orphan {
 }
 
 // kernelObjects collects the orphans of all kinds. It holds the admission lock:
-// a class that is an orphan when the records are read must not be assigned to a
+// an object that is an orphan when the records are read must not become part of a
 // new share before it is removed.
 func (gc *garbageCollector) kernelObjects(ctx context.Context) error {
 	release, err := gc.locks.NamedContext(ctx, admissionLock)

@@ -16,17 +16,19 @@ import (
 // 30 s (KEP-4680).
 const healthInterval = 10 * time.Second
 
-// healthBoard distributes the current health of the devices.
-type healthBoard struct {
+// healthBroadcaster distributes the current health of the devices.
+type healthBroadcaster struct {
 	mu      sync.Mutex
 	current []Health
 	changed chan struct{} // closed when current is replaced
 }
 
-func newHealthBoard() *healthBoard { return &healthBoard{changed: make(chan struct{})} }
+func newHealthBroadcaster() *healthBroadcaster {
+	return &healthBroadcaster{changed: make(chan struct{})}
+}
 
 // announce replaces the health of all devices, and returns the devices with changed health.
-func (b *healthBoard) announce(current []Health) (changed []string) {
+func (b *healthBroadcaster) announce(current []Health) (changed []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, h := range current {
@@ -44,7 +46,7 @@ func (b *healthBoard) announce(current []Health) (changed []string) {
 }
 
 // read returns the current health, and a channel that is closed when it changes.
-func (b *healthBoard) read() (current []Health, changed <-chan struct{}) {
+func (b *healthBroadcaster) read() (current []Health, changed <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.current, b.changed

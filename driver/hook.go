@@ -100,7 +100,7 @@ func (h *hookInstaller) watch(ctx context.Context) error {
 	}
 }
 
-// waitForChange waits until the hook may have changed, or tick has an element. It reports whether ctx has not ended.
+// waitForChange waits until the hook may have changed, or tick has an element. It returns false after ctx has ended.
 func waitForChange(ctx context.Context, watcher *fsnotify.Watcher, tick <-chan time.Time) bool {
 	for {
 		select {

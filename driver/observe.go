@@ -41,7 +41,7 @@ type observer struct {
 	nodeName     string
 	kinds        kinds
 	records      *nodeRecords
-	claims       claimReader
+	apiClaims    claimReader
 	failures     *failures
 	detachments  *detachments
 	degradations *degradations
@@ -54,7 +54,7 @@ func (d *Driver) newObserver() *observer {
 		nodeName:     d.options.NodeName,
 		kinds:        d.kinds,
 		records:      d.records,
-		claims:       d.claims,
+		apiClaims:    d.apiClaims,
 		failures:     &d.failures,
 		detachments:  &d.detachments,
 		degradations: d.degradations,

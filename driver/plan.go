@@ -89,7 +89,7 @@ func sameShares(planned []plannedShare, recorded []record.Share) bool {
 func (d *Driver) configure(ctx context.Context, namespace string, planned []plannedShare) ([]share, error) {
 	shares := make([]share, 0, len(planned))
 	for _, p := range planned {
-		kind, err := d.kinds.of(p.Pool, p.Device)
+		kind, err := d.kinds.find(p.Pool, p.Device)
 		if err == nil {
 			p.Kind = kind.Name()
 			p.Parameters, err = kind.Configure(ctx, namespace, p.Share, p.parameters)

@@ -51,7 +51,7 @@ func (d *Driver) PrepareResourceClaims(
 			continue
 		}
 		results[claim.UID] = kubeletplugin.PrepareResult{Devices: d.preparedDevices(ctx, claim.UID, shares)}
-		d.status.enqueueSoon(claim.UID)
+		d.reporter.enqueueSoon(claim.UID)
 	}
 	return results, nil
 }

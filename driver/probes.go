@@ -30,9 +30,8 @@ type probes struct {
 	hook        *hookInstaller
 	helper      *helper
 	publication *publication
-	// waiting is why the plugin does not take over yet; see Driver.
-	waiting    *atomic.Pointer[error]
-	registered atomic.Bool
+	takeover    *takeover
+	registered  atomic.Bool
 }
 
 func (d *Driver) newProbes() *probes {
@@ -42,7 +41,7 @@ func (d *Driver) newProbes() *probes {
 		hook:        d.hook,
 		helper:      d.helper,
 		publication: &d.publisher.publication,
-		waiting:     &d.waiting,
+		takeover:    d.takeover,
 	}
 }
 
@@ -68,7 +67,7 @@ func (p *probes) check(ctx context.Context, name string) (err error) {
 // from reaching the plugin, or a node directory was removed. A plugin that waits for its predecessor does not have
 // sockets.
 func (p *probes) live() error {
-	if p.waiting.Load() != nil {
+	if p.takeover.waitReason() != nil {
 		return nil
 	}
 	if err := p.checkDirectories(); err != nil {
@@ -133,7 +132,7 @@ func pingSocket(path string) error {
 // started returns an error until the kubelet has registered the plugin. The kubelet
 // must not restart a plugin that waits for its predecessor.
 func (p *probes) started() error {
-	if p.waiting.Load() == nil && !p.registered.Load() {
+	if p.takeover.waitReason() == nil && !p.registered.Load() {
 		return errors.New("the kubelet has not registered the plugin")
 	}
 	return nil
@@ -141,8 +140,8 @@ func (p *probes) started() error {
 
 // ready returns why the plugin cannot currently give a pod its share.
 func (p *probes) ready() error {
-	if reason := p.waiting.Load(); reason != nil {
-		return *reason
+	if reason := p.takeover.waitReason(); reason != nil {
+		return reason
 	}
 	if err := errors.Join(p.started(), p.live(), p.hook.check()); err != nil {
 		return err

@@ -36,7 +36,7 @@ type publisher struct {
 	driverName   string
 	kinds        kinds
 	records      *nodeRecords
-	health       *healthBoard
+	health       *healthBroadcaster
 	warnings     *warnings
 	degradations *degradations
 	publication  publication
@@ -67,7 +67,7 @@ func (d *Driver) newPublisher() *publisher {
 		degradations:    d.degradations,
 		isNewest:        d.handover.isNewest,
 		restore:         d.restore,
-		enqueueClaimsOf: d.status.enqueueClaimsOf,
+		enqueueClaimsOf: d.reporter.enqueueClaimsOf,
 		requested:       make(chan struct{}, 1),
 	}
 }
@@ -129,7 +129,7 @@ func (p *publisher) publishResources(
 ) error {
 	p.publication.setWanted(resources)
 	err := p.confirmPublished(ctx, resources)
-	if p.reportRefusal(ctx, err) {
+	if p.handleRefusal(ctx, err) {
 		return nil
 	}
 	return errors.Join(err, helper.PublishResources(ctx, resources))

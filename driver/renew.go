@@ -60,7 +60,7 @@ func (l attachmentsOfKind) Update(
 		}
 		err = change(Attachment{Share: s.Share, Record: current}, write)
 		d.deviceMetadata.update(ctx, uid, s, nil)
-		d.status.enqueue(uid)
+		d.reporter.enqueue(uid)
 		return err
 	})
 }

@@ -28,13 +28,13 @@ import (
 // reporter writes the state of shares to the status of their claims. It has a separate queue, so a slow API server
 // does not delay pods. It retries a claim until the status is written or the claim no longer exists.
 type reporter struct {
-	client   kubernetes.Interface
-	events   events.EventRecorder
-	records  *nodeRecords
-	claims   claimReader
-	observer *observer
-	outcomes *prometheus.CounterVec
-	queue    workqueue.TypedRateLimitingInterface[types.UID]
+	client    kubernetes.Interface
+	events    events.EventRecorder
+	records   *nodeRecords
+	apiClaims claimReader
+	observer  *observer
+	outcomes  *prometheus.CounterVec
+	queue     workqueue.TypedRateLimitingInterface[types.UID]
 
 	// written has the status that the reporter last wrote to each claim.
 	written *claimstatus.Log
@@ -61,14 +61,14 @@ const (
 func newReporter(o Options, records *nodeRecords, observer *observer, outcomes *prometheus.CounterVec) *reporter {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](reportRetryMin, reportRetryMax)
 	return &reporter{
-		client:   o.Client,
-		events:   o.Events,
-		records:  records,
-		claims:   claimReader{o.Client},
-		observer: observer,
-		outcomes: outcomes,
-		queue:    workqueue.NewTypedRateLimitingQueue(limiter),
-		written:  claimstatus.NewLog(clock.RealClock{}, checkInterval),
+		client:    o.Client,
+		events:    o.Events,
+		records:   records,
+		apiClaims: claimReader{o.Client},
+		observer:  observer,
+		outcomes:  outcomes,
+		queue:     workqueue.NewTypedRateLimitingQueue(limiter),
+		written:   claimstatus.NewLog(clock.RealClock{}, checkInterval),
 	}
 }
 
@@ -201,9 +201,9 @@ func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, e
 	if err != nil || r.written.Has(uid, digest) {
 		return outcomeUnchanged, err
 	}
-	read, repeated := r.claims.current, r.written.Wrote(uid, digest)
+	read, repeated := r.apiClaims.current, r.written.Wrote(uid, digest)
 	if repeated {
-		read = r.claims.cached // an older state causes at most a write that changes nothing
+		read = r.apiClaims.cached // an older state causes at most a write that changes nothing
 	}
 	claim, err := read(ctx, prepared)
 	if err != nil {

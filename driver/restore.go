@@ -18,7 +18,7 @@ import (
 // It logs errors, because one share that fails must not affect the others.
 func (d *Driver) restore(ctx context.Context) {
 	for _, r := range d.restoreDifferences(ctx) {
-		d.status.enqueue(types.UID(r.ClaimUID))
+		d.reporter.enqueue(types.UID(r.ClaimUID))
 	}
 }
 
@@ -30,7 +30,7 @@ func (d *Driver) restoreDifferences(ctx context.Context) []attach.Record {
 	attached := d.records.readableAttachments(ctx, func(*attach.Record) bool { return true })
 	d.withEachClaimLocked(ctx, d.altered(ctx, attached), func(ctx context.Context, s share, r attach.Record) error {
 		err := d.restoreAttachment(ctx, s, r)
-		d.status.enqueue(types.UID(r.ClaimUID))
+		d.reporter.enqueue(types.UID(r.ClaimUID))
 		return err
 	})
 	return attached

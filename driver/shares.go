@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 
+	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
@@ -25,6 +26,19 @@ func withKind(s record.Share, kind Kind) share {
 		resolved.attacher = attacher
 	}
 	return resolved
+}
+
+// deviceAttributes returns the published attributes of the share's device.
+func (s share) deviceAttributes() attribute.Map {
+	if s.kind == nil {
+		return nil
+	}
+	for _, device := range s.kind.Devices() {
+		if device.Name == s.Device {
+			return device.Attributes
+		}
+	}
+	return nil
 }
 
 // kinds are the device kinds of the plugin.
@@ -63,9 +77,9 @@ func (ks kinds) resolveAll(recorded []record.Share) []share {
 	return shares
 }
 
-// of returns the kind of an allocated device. The node's devices are in the pool with the node's name; other
+// find returns the kind of an allocated device. The node's devices are in the pool with the node's name; other
 // pools belong to kinds that span nodes.
-func (ks kinds) of(pool, device string) (Kind, error) {
+func (ks kinds) find(pool, device string) (Kind, error) {
 	poolKnown := pool == ks.node
 	for _, k := range ks.all {
 		inPool := pool == ks.node

@@ -29,15 +29,15 @@ import (
 // Only a response from the API server makes the plugin unready again. If it became unready while no API server
 // responds, rollouts would stop after each outage.
 
-// reportRefusal reports whether err means that the API server refused to list or store ResourceSlices. If so, it
-// reports the refusal in the log, in a metric, in an event on the node, and in the readiness of the plugin.
-func (p *publisher) reportRefusal(ctx context.Context, err error) bool {
+// handleRefusal returns false unless err means that the API server refused to list or store ResourceSlices. Then, it
+// records the refusal in the log, in a metric, in an event on the node, and in the readiness of the plugin.
+func (p *publisher) handleRefusal(ctx context.Context, err error) bool {
 	if !isRefusal(err) {
 		return false
 	}
 	remedy := refusalRemedy(err)
 	reason := fmt.Errorf("the API server refuses the ResourceSlices of this node: %s: %s", withoutName(err), remedy)
-	p.publication.refuse(reason)
+	p.publication.setRefused(reason)
 	p.degradations.report(ctx, v1alpha1.DegradedSlicesRefused,
 		"the scheduler uses an outdated list of this node's devices, or none: "+remedy, err)
 	p.warnings.warn(v1alpha1.EventReasonSlicesRefused, "", reason.Error())
@@ -88,10 +88,10 @@ func refusalRemedy(err error) string {
 	}
 }
 
-// reportDroppedFields reports whether err means that the API server dropped fields of the ResourceSlices. If so, it
-// reports the consequence in the log, in a metric, in an event on the node, and, if no device can be shared, in the
+// handleDroppedFields returns false unless err means that the API server dropped fields of the ResourceSlices. Then, it
+// records the consequence in the log, in a metric, in an event on the node, and, if no device can be shared, in the
 // readiness of the plugin.
-func (p *publisher) reportDroppedFields(ctx context.Context, err error) bool {
+func (p *publisher) handleDroppedFields(ctx context.Context, err error) bool {
 	var dropped *resourceslice.DroppedFieldsError
 	if !errors.As(err, &dropped) {
 		return false
@@ -103,9 +103,9 @@ func (p *publisher) reportDroppedFields(ctx context.Context, err error) bool {
 	p.degradations.report(ctx, v1alpha1.DegradedFeaturesDisabled, consequence, err)
 	p.warnings.warn(v1alpha1.EventReasonFeaturesDisabled, "", reason.Error())
 	if slices.Contains(features, consumableCapacity) {
-		p.publication.drop(reason)
+		p.publication.setDropped(reason)
 	} else {
-		p.publication.drop(nil)
+		p.publication.setDropped(nil)
 	}
 	return true
 }
@@ -114,7 +114,7 @@ func (p *publisher) reportDroppedFields(ctx context.Context, err error) bool {
 const confirmTimeout = 5 * time.Second
 
 // confirmPublished compares the slices in the API server with those to be published, and reports the end of what
-// reportRefusal and reportDroppedFields reported. It does not make a request if the API server is known to have the
+// handleRefusal and handleDroppedFields reported. It does not make a request if the API server is known to have the
 // slices. While there is a problem, each PublishResources call writes the slices again.
 func (p *publisher) confirmPublished(ctx context.Context, want resourceslice.DriverResources) error {
 	fieldsDropped := p.degradations.has(v1alpha1.DegradedFeaturesDisabled)

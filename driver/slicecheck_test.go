@@ -69,15 +69,18 @@ func TestPublication_check(t *testing.T) {
 		want    error // nil: any, if unready
 		ready   bool
 	}{
-		"not published":            {pool(true), func(*publication) {}, nil, false},
-		"published":                {pool(true), func(p *publication) { p.confirm() }, nil, true},
-		"refused":                  {pool(true), func(p *publication) { p.confirm(); p.refuse(refused) }, refused, false},
-		"published after refusal":  {pool(true), func(p *publication) { p.refuse(refused); p.confirm() }, nil, true},
-		"fields dropped":           {pool(true, true), func(p *publication) { p.drop(dropped) }, dropped, false},
-		"other fields dropped":     {pool(true, true), func(p *publication) { p.drop(nil) }, nil, true},
-		"fields restored":          {pool(true), func(p *publication) { p.drop(dropped); p.restoreFields() }, nil, true},
-		"some work without fields": {pool(true, false), func(p *publication) { p.drop(dropped) }, nil, true},
-		"no devices":               {pool(), func(p *publication) { p.drop(dropped) }, nil, true},
+		"not published":           {pool(true), func(*publication) {}, nil, false},
+		"published":               {pool(true), func(p *publication) { p.confirm() }, nil, true},
+		"refused":                 {pool(true), func(p *publication) { p.confirm(); p.setRefused(refused) }, refused, false},
+		"published after refusal": {pool(true), func(p *publication) { p.setRefused(refused); p.confirm() }, nil, true},
+		"fields dropped":          {pool(true, true), func(p *publication) { p.setDropped(dropped) }, dropped, false},
+		"other fields dropped":    {pool(true, true), func(p *publication) { p.setDropped(nil) }, nil, true},
+		"fields restored": {pool(true), func(p *publication) {
+			p.setDropped(dropped)
+			p.restoreFields()
+		}, nil, true},
+		"some work without fields": {pool(true, false), func(p *publication) { p.setDropped(dropped) }, nil, true},
+		"no devices":               {pool(), func(p *publication) { p.setDropped(dropped) }, nil, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var p publication
@@ -101,12 +104,12 @@ func TestPublication_nextCheck(t *testing.T) {
 	if got := p.nextCheck(); got != resyncInterval {
 		t.Errorf("after the slices were confirmed: got %v, want %v", got, resyncInterval)
 	}
-	p.refuse(errors.New("refused"))
+	p.setRefused(errors.New("refused"))
 	if got := p.nextCheck(); got != confirmInterval {
 		t.Errorf("after a refusal: got %v, want %v", got, confirmInterval)
 	}
 	for range 10 {
-		p.refuse(errors.New("refused"))
+		p.setRefused(errors.New("refused"))
 		p.nextCheck()
 	}
 	if got := p.nextCheck(); got != resyncInterval {

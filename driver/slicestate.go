@@ -42,8 +42,8 @@ func (p *publication) setWanted(resources resourceslice.DriverResources) {
 	p.allShared = len(devices) > 0 && !slices.ContainsFunc(devices, exclusive)
 }
 
-// refuse notes that the API server refused the slices.
-func (p *publication) refuse(reason error) {
+// setRefused notes that the API server refused the slices.
+func (p *publication) setRefused(reason error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.refused == nil {
@@ -52,9 +52,9 @@ func (p *publication) refuse(reason error) {
 	p.refused = reason
 }
 
-// drop notes that the API server stored the slices without some fields. reason is not nil if devices cannot be
+// setDropped notes that the API server stored the slices without some fields. reason is not nil if devices cannot be
 // shared without them.
-func (p *publication) drop(reason error) {
+func (p *publication) setDropped(reason error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.confirmed, p.dropped = true, reason

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -39,24 +40,60 @@ func refused(err error) *waitError {
 		err: fmt.Errorf("not taking over from the running plugin: %w", err)}
 }
 
-// takeOver makes this plugin the newest, which acts on the node without requests. It waits while another running
+// takeover replaces the running plugin by this one, once this one can serve what the running one serves.
+type takeover struct {
+	handover  *handover
+	publisher *publisher
+	records   *nodeRecords
+	specs     *claimSpecs
+	hook      *hookInstaller
+	warnings  *warnings
+	kinds     kinds
+	// prepareToServe makes the records, devices, and attachments agree.
+	prepareToServe func(context.Context) error
+	// waiting is why this plugin waits; nil if it does not.
+	waiting atomic.Pointer[error]
+}
+
+func (d *Driver) newTakeover() *takeover {
+	return &takeover{
+		handover:       d.handover,
+		publisher:      d.publisher,
+		records:        d.records,
+		specs:          d.specs,
+		hook:           d.hook,
+		warnings:       d.warnings,
+		kinds:          d.kinds,
+		prepareToServe: d.prepareToServe,
+	}
+}
+
+// waitReason returns why this plugin waits, or nil if it does not wait.
+func (t *takeover) waitReason() error {
+	if reason := t.waiting.Load(); reason != nil {
+		return *reason
+	}
+	return nil
+}
+
+// run makes this plugin the newest, which acts on the node without requests. It waits while another running
 // plugin serves devices that this one cannot serve, and while the hook cannot be installed. Meanwhile, this plugin
 // does not serve and is not ready, which stops a rollout. An attempt that fails after the check of the devices may
 // have changed the node; the predecessor repairs that.
-func (d *Driver) takeOver(ctx context.Context) error {
+func (t *takeover) run(ctx context.Context) error {
 	for interval := takeoverInterval; ; {
-		err := d.tryTakeOver(ctx)
+		err := t.try(ctx)
 		if err == nil {
-			d.endWaiting()
+			t.endWaiting()
 			return nil
 		}
-		d.handover.abandon()
+		t.handover.abandon()
 		var wait *waitError
 		if !errors.As(err, &wait) || ctx.Err() != nil {
 			return errors.Join(context.Cause(ctx), err)
 		}
-		d.reportWaiting(ctx, wait)
-		if err := d.awaitChange(ctx, interval); err != nil {
+		t.reportWaiting(ctx, wait)
+		if err := t.awaitChange(ctx, interval); err != nil {
 			return err
 		}
 		if wait.changed {
@@ -67,9 +104,9 @@ func (d *Driver) takeOver(ctx context.Context) error {
 
 // awaitChange waits until the predecessors have stopped, if there are any, but no
 // longer than interval.
-func (d *Driver) awaitChange(ctx context.Context, interval time.Duration) error {
-	if len(d.handover.predecessors()) > 0 {
-		return d.handover.awaitEnd(ctx, interval)
+func (t *takeover) awaitChange(ctx context.Context, interval time.Duration) error {
+	if len(t.handover.predecessors()) > 0 {
+		return t.handover.awaitEnd(ctx, interval)
 	}
 	select {
 	case <-ctx.Done():
@@ -79,37 +116,37 @@ func (d *Driver) awaitChange(ctx context.Context, interval time.Duration) error 
 	}
 }
 
-// tryTakeOver returns a waitError if this plugin must wait. After an error the caller
+// try returns a waitError if this plugin must wait. After an error the caller
 // abandons the handover: the predecessor then repairs what this plugin changed.
-func (d *Driver) tryTakeOver(ctx context.Context) error {
+func (t *takeover) try(ctx context.Context) error {
 	var published []resourceapi.Device
-	if len(d.handover.predecessors()) > 0 {
+	if len(t.handover.predecessors()) > 0 {
 		var err error
-		if published, err = d.publisher.publishedDevices(ctx); err != nil {
+		if published, err = t.publisher.publishedDevices(ctx); err != nil {
 			return refused(fmt.Errorf("list the devices of the running plugin: %w", err))
 		}
-		err = d.eachTakeoverChecker(func(c TakeoverChecker) error { return c.CheckTakeover(ctx, published) })
+		err = t.eachChecker(func(c TakeoverChecker) error { return c.CheckTakeover(ctx, published) })
 		if err != nil {
 			return refused(err)
 		}
 	}
-	if err := d.handover.takeOver(); err != nil {
+	if err := t.handover.takeOver(); err != nil {
 		return err
 	}
 	// A plugin that stopped while this one waited may have removed the directories.
-	if err := errors.Join(d.records.claims.MakeDir(), d.specs.MakeDirs()); err != nil {
+	if err := errors.Join(t.records.claims.MakeDir(), t.specs.MakeDirs()); err != nil {
 		return err
 	}
-	if err := d.hook.install(ctx); err != nil {
+	if err := t.hook.install(ctx); err != nil {
 		return &waitError{event: v1alpha1.EventReasonHookMissing,
 			err: fmt.Errorf("containers with shares cannot start: %w", err)}
 	}
-	err := d.prepareToServe(ctx)
+	err := t.prepareToServe(ctx)
 	if published == nil { // without a predecessor, no plugin serves: the kubelet restarts one that cannot start
 		return err
 	}
 	if err == nil {
-		err = d.eachTakeoverChecker(func(c TakeoverChecker) error { return c.RecheckTakeover(published) })
+		err = t.eachChecker(func(c TakeoverChecker) error { return c.RecheckTakeover(published) })
 	}
 	if err != nil {
 		wait := refused(err)
@@ -119,26 +156,26 @@ func (d *Driver) tryTakeOver(ctx context.Context) error {
 	return nil
 }
 
-func (d *Driver) eachTakeoverChecker(check func(TakeoverChecker) error) (failed error) {
-	for _, c := range kindsOf[TakeoverChecker](d.kinds) {
+func (t *takeover) eachChecker(check func(TakeoverChecker) error) (failed error) {
+	for _, c := range kindsOf[TakeoverChecker](t.kinds) {
 		failed = errors.Join(failed, check(c))
 	}
 	return failed
 }
 
 // reportWaiting reports why this plugin waits.
-func (d *Driver) reportWaiting(ctx context.Context, wait *waitError) {
+func (t *takeover) reportWaiting(ctx context.Context, wait *waitError) {
 	err := error(wait)
-	if old := d.waiting.Swap(&err); old == nil || (*old).Error() != err.Error() {
+	if old := t.waiting.Swap(&err); old == nil || (*old).Error() != err.Error() {
 		klog.FromContext(ctx).Error(err, "Cannot take over yet; retrying")
 	}
-	d.warnings.warn(wait.event, "", err.Error())
+	t.warnings.warn(wait.event, "", err.Error())
 }
 
 // endWaiting reports that this plugin no longer waits. The event that ends HookMissing follows from
 // hookInstaller.ensure.
-func (d *Driver) endWaiting() {
-	d.waiting.Store(nil)
-	d.warnings.end(v1alpha1.EventReasonHandoverRefused, "", v1alpha1.EventReasonHandoverCompleted,
+func (t *takeover) endWaiting() {
+	t.waiting.Store(nil)
+	t.warnings.end(v1alpha1.EventReasonHandoverRefused, "", v1alpha1.EventReasonHandoverCompleted,
 		"the plugin that waited has taken over")
 }

@@ -90,7 +90,7 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 	}
 	// The claim's capacity is free. If its device is missing from the node, the plugin no longer needs to publish it.
 	d.publisher.requestRefreshLater()
-	d.status.written.Forget(claim.UID)
+	d.reporter.written.Forget(claim.UID)
 	d.failures.forget(shares)
 	d.detachments.forget(claim.UID)
 	klog.FromContext(ctx).V(2).Info("Unprepared claim", "shares", len(shares))

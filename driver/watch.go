@@ -50,7 +50,7 @@ func (d *Driver) resync(ctx context.Context) {
 			d.resumeAfterOther(ctx)
 		default:
 			d.publisher.requestRefresh()
-			d.status.enqueueRound(round)
+			d.reporter.enqueueRound(round)
 			d.restoreDifferences(ctx)
 		}
 	}
@@ -73,12 +73,12 @@ func (d *Driver) handle(ctx context.Context, c Change) {
 		return
 	}
 	if c.Detached != nil {
-		d.ended.add(c.Detached)
+		d.endedSandboxes.add(c.Detached)
 	}
 	if c.Modified != nil {
 		for _, r := range d.records.readableAttachments(ctx, c.Modified) {
 			d.protect(ctx, r)
-			d.status.enqueue(types.UID(r.ClaimUID))
+			d.reporter.enqueue(types.UID(r.ClaimUID))
 		}
 	}
 	if c.Unprotected != nil {

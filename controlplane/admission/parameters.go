@@ -22,7 +22,7 @@ import (
 )
 
 // Parameters is the webhook for ResourceClaims, ResourceClaimTemplates, and DeviceClasses. It denies parameters of the
-// driver that the plugin would reject for every device, by the plugin's own validation, and parameters that do not fit
+// driver that the plugin would refuse for every device, by the plugin's own validation, and parameters that do not fit
 // the chart's DeviceClass of their request. Only the node validates parameters that depend on the allocated device. The
 // webhook also validates the annotations reserved-for and release.
 type Parameters struct {

@@ -26,10 +26,10 @@ const (
 	// may not have observed yet which pods its predecessor assigned.
 	shardPods = claims.MaxPods - 15
 	// pendingTimeout is how long an assigned pod counts if the informer does not report it: the API
-	// server may reject the pod after this webhook has admitted it.
+	// server may refuse the pod after this webhook has admitted it.
 	pendingTimeout = 15 * time.Second
 	// maxPending limits the number of assigned pods that were not observed yet. An API server cannot create
-	// so many pods within pendingTimeout, but it can reject them, for example because of a quota: see isFull.
+	// so many pods within pendingTimeout, but it can refuse them, for example because of a quota: see isFull.
 	maxPending = 1 << 16
 	// pendingSteps is the number of times per pendingTimeout that expired pods are removed.
 	pendingSteps = 5

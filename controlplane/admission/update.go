@@ -15,7 +15,7 @@ import (
 // keepAdmitted restores in an update of a pod the changes that admission made when the
 // pod was created, and returns warnings for the user. A user who applies the pod's
 // manifest again sends the original references to templates, and the API server
-// would reject the change of the pod's claims.
+// would refuse the change of the pod's claims.
 func keepAdmitted(old, pod *corev1.Pod) (warnings []string) {
 	if uid, joined := old.Labels[scheduling.GroupUIDLabel]; joined {
 		warnings = keepPodGroup(old, pod, uid)

@@ -229,7 +229,7 @@ func (w ClaimWriter) Apply(ctx context.Context, claim *resourceapi.ResourceClaim
 			"claim", klog.KObj(claim), "claimUID", claim.UID)
 		return nil
 	case apierrors.IsInvalid(err) && !c.Deallocate && len(c.Add) > 0:
-		// The API server rejects new entries if the claim has been deallocated in the
+		// The API server refuses new entries if the claim has been deallocated in the
 		// meantime, or if other writers have filled status.reservedFor. Removals are
 		// valid in either case, and make room.
 		if isValidation(err) {

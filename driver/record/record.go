@@ -79,8 +79,7 @@ type Share struct {
 	Parameters json.RawMessage `json:"parameters,omitempty"`
 }
 
-// FirstNumber is the lowest Number of a share. Lower numbers are reserved for the kinds, such as for classes that no
-// share uses.
+// FirstNumber is the lowest Number of a share. Lower numbers are reserved for the kinds.
 const FirstNumber = 0x10
 
 // Same reports whether two shares are the same allocation.

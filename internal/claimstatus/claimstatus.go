@@ -60,7 +60,7 @@ func Truncate(text string, length int) string {
 }
 
 // Apply writes the entries to the status of claim as fieldManager. claim is what the caller last read. Apply omits
-// entries for devices that are not in the allocation, because the API server would reject the whole write, and keeps
+// entries for devices that are not in the allocation, because the API server would refuse the whole write, and keeps
 // the transition time of each condition with an unchanged status. If the claim no longer exists, Apply returns nil.
 // If another claim has its name, Apply returns a conflict.
 func Apply(ctx context.Context, client kubernetes.Interface, claim *resourceapi.ResourceClaim, fieldManager string,

@@ -159,7 +159,7 @@ func (a *Allocator) adopt(ctx context.Context, kept *network.AddressBlock) (*blo
 	return newBlock(taken), nil
 }
 
-// isOutdated reports whether the API server rejected a change because the block has changed since it was read.
+// isOutdated reports whether the API server refused a change because the block has changed since it was read.
 func isOutdated(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
 
 // returnKept returns the block of a pod that no longer exists. The caller must have the block lock.

@@ -1,6 +1,6 @@
 {{/*
 The labels of all objects, as YAML. Because all objects use them, this template also fails on a release name that would
-produce invalid names: the uninstall check's Job name can have at most 63 characters, and the API server would reject a
+produce invalid names: the uninstall check's Job name can have at most 63 characters, and the API server would refuse a
 longer name only during helm uninstall. A Service's name must start with a letter and must not contain dots.
 */}}
 {{- define "dra-driver-shared.labels" -}}
