@@ -34,9 +34,9 @@ func (d *Driver) cleanup(ctx context.Context) {
 	if len(claims)+len(attached) > 0 {
 		logger.Info(
 			"Claims still have shares; keeping the state of the node",
-			"claims",
+			"claimCount",
 			len(claims),
-			"attachments",
+			"attachmentCount",
 			len(attached),
 		)
 		return

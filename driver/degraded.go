@@ -20,7 +20,7 @@ type degradations struct {
 // report reports that a condition holds: once in the log, and in a metric until end is called.
 func (d *degradations) report(ctx context.Context, condition, consequence string, err error) {
 	if _, logged := d.logged.LoadOrStore(condition, true); !logged {
-		klog.FromContext(ctx).Error(err, "Feature unavailable", "condition", condition, "consequence", consequence)
+		klog.FromContext(ctx).Error(err, "Feature does not work", "condition", condition, "consequence", consequence)
 	}
 	d.gauge.WithLabelValues(condition).Set(1)
 }

@@ -109,7 +109,7 @@ func (gc *garbageCollector) removeDue(ctx context.Context, orphans []Orphan) (fa
 			failed = errors.Join(failed, fmt.Errorf("remove %s: %w", o.Description, err))
 			continue
 		}
-		klog.FromContext(ctx).Info("Removed orphaned resource", "resource", o.Description)
+		klog.FromContext(ctx).Info("Removed orphan", "orphan", o.Description)
 		gc.grace.forget(o.Description)
 		gc.removed.Inc()
 	}

@@ -98,7 +98,7 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if err := d.records.claims.Put(recorded); err != nil {
 		return nil, err
 	}
-	klog.FromContext(ctx).V(2).Info("Prepared claim", "shares", len(shares))
+	klog.FromContext(ctx).V(2).Info("Prepared claim", "shareCount", len(shares))
 	return shares, nil
 }
 

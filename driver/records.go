@@ -161,7 +161,7 @@ func (n *nodeRecords) removeRecordsOfOtherBoots(ctx context.Context) {
 		klog.FromContext(ctx).Error(err, "Failed to remove attachment records of an earlier boot")
 	}
 	if removed > 0 {
-		klog.FromContext(ctx).Info("Removed attachment records of an earlier boot", "removed", removed)
+		klog.FromContext(ctx).Info("Removed attachment records of an earlier boot", "recordCount", removed)
 	}
 }
 

@@ -93,7 +93,7 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 	d.reporter.written.Forget(claim.UID)
 	d.failures.forget(shares)
 	d.detachments.forget(claim.UID)
-	klog.FromContext(ctx).V(2).Info("Unprepared claim", "shares", len(shares))
+	klog.FromContext(ctx).V(2).Info("Unprepared claim", "shareCount", len(shares))
 	return nil
 }
 

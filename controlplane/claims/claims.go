@@ -222,7 +222,7 @@ func (w ClaimWriter) Apply(ctx context.Context, claim *resourceapi.ResourceClaim
 	switch {
 	case err == nil:
 		klog.FromContext(ctx).V(4).Info("Changed reservations of claim", "claim", klog.KObj(claim), "claimUID", claim.UID,
-			"added", len(c.Add), "removed", len(c.Remove), "deallocated", c.Deallocate)
+			"addedCount", len(c.Add), "removedCount", len(c.Remove), "deallocated", c.Deallocate)
 		return nil
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		klog.FromContext(ctx).V(4).Info("Claim has changed since it was read; waiting for the next event",

@@ -274,7 +274,7 @@ func (r *Reconciler) write(ctx context.Context, w sliceWrite) (err error) {
 		return err
 	}
 	if err == nil {
-		logger.Info("Wrote EndpointSlice", "endpoints", len(w.slice.Endpoints))
+		logger.Info("Wrote EndpointSlice", "endpointCount", len(w.slice.Endpoints))
 	}
 	return err
 }

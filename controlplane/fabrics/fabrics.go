@@ -68,7 +68,7 @@ func (p *Publisher) publish(ctx context.Context, owner *resourceslice.Owner) (*r
 		return nil, fmt.Errorf("publish fabrics: %w", err)
 	}
 	defer controller.Stop()
-	klog.FromContext(ctx).Info("Started publishing fabrics", "count", len(resources.Pools))
+	klog.FromContext(ctx).Info("Started publishing fabrics", "poolCount", len(resources.Pools))
 	if owner == nil {
 		<-ctx.Done()
 		return nil, nil

@@ -151,7 +151,7 @@ func (r *Reconciler) write(
 	}
 	r.written.Record(claim.UID, digest)
 	klog.FromContext(ctx).V(4).Info("Wrote status of fabric shares", "claim", klog.KObj(claim),
-		"pods", summary.Pods, "running", summary.Running, "nodes", summary.Nodes)
+		"podCount", summary.Pods, "runningPodCount", summary.Running, "nodeCount", summary.Nodes)
 	return nil
 }
 

@@ -71,7 +71,7 @@ func (a *Allocator) load(ctx context.Context, read nodeBlocks, used func() (Used
 	}
 	a.withhold(ctx, recorded.Unreadable)
 	a.findLost(ctx)
-	klog.FromContext(ctx).V(2).Info("Read address blocks", "blocks", len(blocks), "used", len(a.used))
+	klog.FromContext(ctx).V(2).Info("Read address blocks", "blockCount", len(blocks), "usedAddressCount", len(a.used))
 	return nil
 }
 
