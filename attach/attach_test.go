@@ -174,7 +174,7 @@ func TestServer_refusesNonNamespaceDescriptors(t *testing.T) {
 	for _, f := range []*os.File{open(t, 1)[0], other} {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		r, err := askOne(ctx, filepath.Join(SocketDir(dir), "1.sock"), request(), f, f)
+		r, err := roundTrip(ctx, filepath.Join(SocketDir(dir), "1.sock"), request(), f, f)
 		if err != nil || r.Error != "the first descriptor does not refer to a network namespace" {
 			t.Errorf("%s: %+v, %v", f.Name(), r, err)
 		}
@@ -433,7 +433,7 @@ func TestServer_answersWithEachError(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			response, err := askOne(t.Context(), sockets[0], request(), namespace, namespace)
+			response, err := roundTrip(t.Context(), sockets[0], request(), namespace, namespace)
 			want := min(len(failure.Error()), maxError)
 			if err != nil || len(response.Error) < want-1 || !strings.HasPrefix(failure.Error(), response.Error) {
 				t.Errorf("got error %q (%v), want the start of %.30q", response.Error, err, failure)
@@ -461,7 +461,7 @@ func TestServer_limitsRequestsOfClaim(t *testing.T) {
 		r.ClaimUID = claim
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		return askOne(ctx, socketPath(dir, "1"), r, namespace, namespace)
+		return roundTrip(ctx, socketPath(dir, "1"), r, namespace, namespace)
 	}
 	answers := make(chan Response, 2*maxConnections)
 	var group sync.WaitGroup
@@ -519,7 +519,7 @@ func TestHook_ask_retriesTemporaryError(t *testing.T) {
 				}
 				return Response{Retry: tc.retry}, missing
 			})
-			err := Hook{RunDir: dir, Wait: time.Second}.ask(t.Context(), request(), namespace, namespace)
+			err := Hook{RunDir: dir, Wait: time.Second}.attach(t.Context(), request(), namespace, namespace)
 			if tc.want == "" && err != nil || tc.want != "" && (err == nil || err.Error() != tc.want) {
 				t.Errorf("ask returned %v, want %q", err, tc.want)
 			}
@@ -616,7 +616,7 @@ func TestHook_reachesItsPluginAfterClockChanges(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := (Hook{RunDir: dir, Wait: time.Second}).ask(ctx, request(), namespace, namespace); err != nil {
+		if err := (Hook{RunDir: dir, Wait: time.Second}).attach(ctx, request(), namespace, namespace); err != nil {
 			t.Errorf("after a jump of %s: %v", jump, err)
 		}
 		_ = namespace.Close()

@@ -21,14 +21,14 @@ const (
 	dialTimeout   = time.Second
 )
 
-// ask sends the request to the plugins until one returns a final response, without Retry.
-func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) error {
+// attach sends the request to the plugins until one returns a final response, without Retry.
+func (h Hook) attach(ctx context.Context, r Request, namespace, socket *os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, h.Wait)
 	defer cancel()
-	again := time.NewTicker(retryInterval)
-	defer again.Stop()
-	question := question{Request: r, namespace: namespace, socket: socket}
-	defer question.close()
+	ticker := time.NewTicker(retryInterval)
+	defer ticker.Stop()
+	exchange := exchange{Request: r, namespace: namespace, socket: socket}
+	defer exchange.close()
 	var last, refused error
 	for {
 		sockets, err := h.sockets()
@@ -36,7 +36,7 @@ func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) er
 			last = err
 		}
 		for _, path := range sockets {
-			response, err := question.ask(ctx, path)
+			response, err := exchange.do(ctx, path)
 			if err != nil {
 				last = err
 				continue
@@ -56,38 +56,38 @@ func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) er
 			}
 			return fmt.Errorf("no dra-shared-plugin answered for %s: is its pod running on this node? Last error: %w",
 				h.Wait, last)
-		case <-again.C:
+		case <-ticker.C:
 		}
 	}
 }
 
-// question is a request with its descriptors.
-type question struct {
+// exchange is a request with its descriptors.
+type exchange struct {
 	Request
 	namespace, socket *os.File
 	packet            *os.File // if a plugin has asked for it: closing one takes the kernel milliseconds
 }
 
-// ask sends the request to one plugin. If the plugin needs a packet socket, ask opens it and asks
-// again.
-func (q *question) ask(ctx context.Context, path string) (Response, error) {
-	if q.packet != nil {
-		return askOne(ctx, path, q.Request, q.namespace, q.socket, q.packet)
+// do sends the request to one plugin, and returns its response. If the plugin needs a packet socket, do opens it
+// and sends the request again with it.
+func (e *exchange) do(ctx context.Context, path string) (Response, error) {
+	if e.packet != nil {
+		return roundTrip(ctx, path, e.Request, e.namespace, e.socket, e.packet)
 	}
-	response, err := askOne(ctx, path, q.Request, q.namespace, q.socket)
+	response, err := roundTrip(ctx, path, e.Request, e.namespace, e.socket)
 	if err != nil || !response.Packet {
 		return response, err
 	}
-	if q.packet, err = openPacketIn(q.namespace); err != nil {
+	if e.packet, err = openPacketIn(e.namespace); err != nil {
 		return response, err
 	}
-	q.Packet = true
-	return askOne(ctx, path, q.Request, q.namespace, q.socket, q.packet)
+	e.Packet = true
+	return roundTrip(ctx, path, e.Request, e.namespace, e.socket, e.packet)
 }
 
-func (q *question) close() {
-	if q.packet != nil {
-		_ = q.packet.Close()
+func (e *exchange) close() {
+	if e.packet != nil {
+		_ = e.packet.Close()
 	}
 }
 
@@ -102,7 +102,7 @@ func (h Hook) refuse(ctx context.Context, r Request, reason error) error {
 	r.Refusal = truncate(reason.Error(), maxRefusal)
 	sockets, err := h.sockets()
 	if err == nil {
-		_, err = askOne(ctx, sockets[0], r)
+		_, err = roundTrip(ctx, sockets[0], r)
 	}
 	if err != nil {
 		return fmt.Errorf("%w; the hook could not report this to the plugin: %w", reason, err)
@@ -139,8 +139,8 @@ func (h Hook) sockets() ([]string, error) {
 	return paths, nil
 }
 
-// askOne sends the request with descriptors to the plugin that listens at path, and returns its response.
-func askOne(ctx context.Context, path string, r Request, descriptors ...*os.File) (Response, error) {
+// roundTrip sends the request with descriptors to the plugin that listens at path, and returns its response.
+func roundTrip(ctx context.Context, path string, r Request, descriptors ...*os.File) (Response, error) {
 	var response Response
 	dialer := net.Dialer{Timeout: dialTimeout}
 	c, err := dialer.DialContext(ctx, network, path)

@@ -73,7 +73,7 @@ func (h Hook) Run(ctx context.Context, stdin io.Reader) error {
 		return nil
 	}
 	defer pod.socket.Close()
-	if err := h.ask(ctx, request, namespace, pod.socket); err != nil {
+	if err := h.attach(ctx, request, namespace, pod.socket); err != nil {
 		return err
 	}
 	if err := h.setSysctls(namespace, pod.id); err != nil {

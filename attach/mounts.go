@@ -52,7 +52,7 @@ func isNoexec(m *mountinfo.Info) bool {
 // them before it mounted the directory here. So the directory's filesystem and its path there decide: they are the
 // same for all processes.
 func nodeMountOf(nodeMounts, dir string) (*mountinfo.Info, error) {
-	p, err := placeOf(dir)
+	p, err := mountLocationOf(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -72,40 +72,40 @@ func nodeMountOf(nodeMounts, dir string) (*mountinfo.Info, error) {
 	return byPath, nil
 }
 
-// place is a directory: a device number, and the path on that device's filesystem.
-type place struct {
+// mountLocation is a directory: a device number, and the path on that device's filesystem.
+type mountLocation struct {
 	major, minor int
 	path         string
 }
 
-// placeOf returns a directory's place; the zero value if this process's mounts do not have it.
-func placeOf(dir string) (place, error) {
+// mountLocationOf returns a directory's location; the zero value if this process's mounts do not have it.
+func mountLocationOf(dir string) (mountLocation, error) {
 	resolved, err := filepath.EvalSymlinks(dir)
 	if err != nil {
-		return place{}, err
+		return mountLocation{}, err
 	}
 	mounts, err := readMounts(ownMounts, func(m *mountinfo.Info) bool { return contains(m.Mountpoint, resolved) })
 	if err != nil {
-		return place{}, err
+		return mountLocation{}, err
 	}
 	own := topmost(mounts, resolved)
 	if own == nil {
-		return place{}, nil
+		return mountLocation{}, nil
 	}
-	return place{own.Major, own.Minor, move(resolved, own.Mountpoint, own.Root)}, nil
+	return mountLocation{own.Major, own.Minor, rebase(resolved, own.Mountpoint, own.Root)}, nil
 }
 
 // pathBelow returns the path of p below the mount point of m; "" if m does not contain p.
-func (p place) pathBelow(m *mountinfo.Info) string {
+func (p mountLocation) pathBelow(m *mountinfo.Info) string {
 	if m.Major != p.major || m.Minor != p.minor || !contains(m.Root, p.path) {
 		return ""
 	}
-	return move(p.path, m.Root, m.Mountpoint)
+	return rebase(p.path, m.Root, m.Mountpoint)
 }
 
 // mountAmong returns the mount that has p, or nil if none has it. If the node has p at several paths, one that allows
 // executing files wins: with a wrong error, the plugin would never serve.
-func (p place) mountAmong(mounts []*mountinfo.Info) (found *mountinfo.Info) {
+func (p mountLocation) mountAmong(mounts []*mountinfo.Info) (found *mountinfo.Info) {
 	for _, m := range mounts {
 		path := p.pathBelow(m)
 		if path != "" && topmost(mounts, path) == m && (found == nil || isNoexec(found)) {
@@ -120,8 +120,8 @@ func contains(dir, path string) bool {
 	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// move returns what path, which is below the directory from, is below the directory to.
-func move(path, from, to string) string { return filepath.Join(to, strings.TrimPrefix(path, from)) }
+// rebase returns what path, which is below the directory from, is below the directory to.
+func rebase(path, from, to string) string { return filepath.Join(to, strings.TrimPrefix(path, from)) }
 
 // topmost returns the mount that has a path; nil if none of the mounts contains it.
 func topmost(mounts []*mountinfo.Info, path string) (found *mountinfo.Info) {

@@ -56,7 +56,7 @@ func testCheckMount(t *testing.T, dir, mounts, want string) {
 // runtime has resolved it.
 func TestCheckMount_symlinkOnNode(t *testing.T) {
 	dir := t.TempDir()
-	own, err := placeOf(dir)
+	own, err := mountLocationOf(dir)
 	if err != nil || own.path == "" {
 		t.Fatalf("place of %s: %+v, %v", dir, own, err)
 	}

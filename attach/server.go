@@ -43,8 +43,8 @@ type Sockets struct {
 var ErrPacketNeeded = errors.New(
 	"the hook must open a packet socket in the pod; a hook of an earlier release cannot do that")
 
-// Lack reports whether err, an error from a Handler, asks the hook for a missing socket.
-func (s Sockets) Lack(err error) bool { return s.Packet == nil && errors.Is(err, ErrPacketNeeded) }
+// NeedsPacket reports whether err, an error from a Handler, asks the hook for a missing socket.
+func (s Sockets) NeedsPacket(err error) bool { return s.Packet == nil && errors.Is(err, ErrPacketNeeded) }
 
 // Identify identifies the namespace by the socket opened in it.
 func (s Sockets) Identify() (Namespace, error) { return identifyNamespace(s.Namespace, s.Netlink) }
@@ -193,7 +193,7 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn) (Response, erro
 		sockets.Packet = files[2]
 	}
 	response, err := s.handler.Attach(ctx, request, sockets)
-	response.Packet = sockets.Lack(err)
+	response.Packet = sockets.NeedsPacket(err)
 	if err != nil {
 		err = &handlerError{err}
 	}

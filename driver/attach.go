@@ -27,7 +27,7 @@ func (d *Driver) Attach(ctx context.Context, r attach.Request, sockets attach.So
 	err := d.locks.withClaim(ctx, uid, func(ctx context.Context) error {
 		return d.attach(ctx, r, Sandbox{Sockets: sockets})
 	})
-	if sockets.Lack(err) {
+	if sockets.NeedsPacket(err) {
 		return attach.Response{}, err // the hook asks again, with the socket
 	}
 	if errors.Is(err, errClaimBusy) {

@@ -23,13 +23,13 @@ func (n *Node) Check(c NICConfig) error {
 	if err := n.shaper.Check(c.Name, c.Index, c.TakeOver); err != nil {
 		return err
 	}
-	way, err := n.tryKeys()
+	selected, err := n.tryKeys()
 	if err != nil {
 		return err
 	}
 	// The maps of the other process must fit. They must not stay open: that process may remove their pins
 	// when it stops, and this one must then create others.
-	classifier, err := classify.Open(n.bpffs, n.failpoints, way.AttachPoint, way.Key)
+	classifier, err := classify.Open(n.bpffs, n.failpoints, selected.AttachPoint, selected.Key)
 	if err != nil {
 		return err
 	}

@@ -7,11 +7,11 @@
 // classify and shape), and reads the state of the link from the kernel
 // (Node.ReadAndGuard).
 //
-// The package depends on the kernel and not on Kubernetes. A Node stores
-// nothing, so a caller that has to detach a link after a restart stores the
-// Attachment, which identifies the link. What a Node keeps in memory about NICs
-// and links, it finds again after a restart. A caller that wants an uplink to stay
-// one stores Inventory.Uplinks.
+// The package depends on the kernel and not on Kubernetes. It writes no files. To
+// detach a link after a restart, the caller stores the Attachment, which identifies
+// the link. A Node finds what it knows about NICs and links again after a restart.
+// An Inventory does not remember uplinks: the caller stores Inventory.Uplinks and
+// restores them.
 //
 // No function of this package enters another network namespace. A Node works
 // on a pod's namespace in three ways:

@@ -146,7 +146,7 @@ func (n *Node) inspect(nic managedNIC) (now inspection, err error) {
 	return now, err
 }
 
-// confirms reports whether the last inspection did not find suspects, and would not find any now.
+// confirms reports whether the last inspection found no suspects, and nothing that it read has changed since.
 func (i inspection) confirms(last inspection) bool {
 	return len(last.suspects) == 0 && !last.excused && i.changes == last.changes &&
 		i.compared.Sub(last.compared) < compareInterval && slices.Equal(i.accepted, last.accepted)

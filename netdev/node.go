@@ -65,10 +65,10 @@ type Node struct {
 // managedNIC is a NIC that Manage was called for.
 type managedNIC struct {
 	NICConfig
-	ifb     int           // index of the IFB device; 0 without Enforce
-	trees   shape.Trees   // of the NIC and the IFB device
-	oneTree error         // reason why QueuePerShare is not applied; nil if it is applied or not requested
-	hairpin shape.Hairpin // zero before the first link that needs it
+	ifb           int           // index of the IFB device; 0 without Enforce
+	trees         shape.Trees   // of the NIC and the IFB device
+	multiQueueErr error         // reason why QueuePerShare is not applied; nil if it is applied or not requested
+	hairpin       shape.Hairpin // zero before the first link that needs it
 }
 
 // NICConfig is the desired state of a NIC.
@@ -303,7 +303,7 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 			return false, err
 		}
 		if intact {
-			old.oneTree = desired.oneTree
+			old.multiQueueErr = desired.multiQueueErr
 			n.managed[c.Index] = old
 			return false, errors.Join(n.keepRoutes(old), n.watchArrival(c.Index))
 		}
@@ -338,8 +338,8 @@ func (n *Node) desired(c NICConfig, old managedNIC, known bool) (desired managed
 		}
 	}
 	c.Policy = n.withGuard(c.Policy, c.Index)
-	trees, oneTree, err := n.trees(c, old.trees, known)
-	return managedNIC{NICConfig: c, trees: trees, oneTree: oneTree}, err
+	trees, multiQueueErr, err := n.trees(c, old.trees, known)
+	return managedNIC{NICConfig: c, trees: trees, multiQueueErr: multiQueueErr}, err
 }
 
 // openClassifier loads the classifier, unless it is loaded: it tries the keys on this node, uses the
@@ -349,16 +349,16 @@ func (n *Node) openClassifier() error {
 	if n.classifier != nil {
 		return n.classifier.KeepARPTraced()
 	}
-	way, err := n.tryKeys()
+	selected, err := n.tryKeys()
 	if err != nil {
 		return err
 	}
-	if n.classifier, err = classify.Open(n.bpffs, n.failpoints, way.AttachPoint, way.Key); err != nil {
+	if n.classifier, err = classify.Open(n.bpffs, n.failpoints, selected.AttachPoint, selected.Key); err != nil {
 		return err
 	}
-	n.seesRoutes = n.classifier.ReadsRoutes() && way.Routes == nil
+	n.seesRoutes = n.classifier.ReadsRoutes() && selected.Routes == nil
 	for i := range n.trials {
-		if n.trials[i].Key == way.Key {
+		if n.trials[i].Key == selected.Key {
 			n.trials[i].Lists = n.classifier.ListsErr()
 		}
 	}
@@ -401,6 +401,15 @@ func (n *Node) setUpEnforcement(m managedNIC) (changed bool, err error) {
 		return true, err
 	}
 	return true, n.keepHairpin(m.Index)
+}
+
+// classified returns a NIC as the classifier needs it. The caller holds n.mu.
+func (n *Node) classified(m managedNIC) classify.NIC {
+	return classify.NIC{
+		Index: m.Index, IFBIndex: m.ifb, MAC: m.MAC, HostCookie: n.cookie,
+		Major: m.trees.Major(), Steer: m.trees != shape.OneTree,
+		TrustMAC: m.TrustMAC, Forwarded: n.forwardedBy(m.NICConfig), Policy: m.Policy,
+	}
 }
 
 // Unmanage removes the queues and the classifier from a NIC, even if an earlier
@@ -521,66 +530,4 @@ func (n *Node) RemoveClass(parent int, minor uint16) error {
 		err = errors.Join(err, n.shaper.RemoveClass(onHairpin(class), nic.hairpin.Outer))
 	}
 	return err
-}
-
-// Traffic counts the bytes that have passed the queues of a NIC, including Ethernet headers.
-type Traffic struct {
-	// Sent and Received count the bytes of all classes. Frames that arrive for the node itself do
-	// not pass a queue.
-	Sent, Received uint64
-	// Multicast counts the bytes of multicast and broadcast frames that arrived, except ARP and
-	// neighbor discovery. Received includes them.
-	Multicast uint64
-}
-
-// ShareTraffic counts the bytes that have passed the classes of a share. Sent includes what it sent
-// to other links of the NIC.
-type ShareTraffic struct{ Sent, Received uint64 }
-
-// Traffic returns the traffic of a NIC, or an error if the NIC is not managed with enforcement.
-func (n *Node) Traffic(parent int) (t Traffic, err error) {
-	nic, enforced := n.enforcedNIC(parent)
-	if !enforced {
-		return t, fmt.Errorf("%w: link %d", errNotManaged, parent)
-	}
-	if t.Sent, err = n.shaper.SentBytes(nic.Index, nic.trees); err != nil {
-		return t, err
-	}
-	if t.Received, err = n.shaper.SentBytes(nic.ifb, nic.trees); err != nil {
-		return t, err
-	}
-	multicast, err := n.shaper.ReadClass(nic.ifb, nic.trees.Class(shape.MulticastMinor))
-	if multicast != nil {
-		t.Multicast = multicast.SentBytes
-	}
-	return t, err
-}
-
-// ShareTraffic returns the traffic of all shares of a NIC, by the minor numbers of their classes, and how many
-// multicast and broadcast frames exceeded the rate for multicast, from one dump of each of its devices. It returns
-// an error if the NIC is not managed with enforcement.
-func (n *Node) ShareTraffic(parent int) (shares map[uint16]ShareTraffic, multicastDropped uint64, err error) {
-	nic, enforced := n.enforcedNIC(parent)
-	if !enforced {
-		return nil, 0, fmt.Errorf("%w: link %d", errNotManaged, parent)
-	}
-	shares = map[uint16]ShareTraffic{}
-	for _, dev := range nic.devices() {
-		classes, dropped, err := n.shaper.ReceivedClasses(dev)
-		if err != nil {
-			return nil, 0, err
-		}
-		multicastDropped += dropped // only the IFB device has such classes
-		for class, state := range classes {
-			_, minor := netlink.MajorMinor(class)
-			share := shares[minor]
-			if dev == nic.ifb {
-				share.Received = state.SentBytes
-			} else { // what leaves the hairpin may pass the NIC, too
-				share.Sent = max(share.Sent, state.SentBytes)
-			}
-			shares[minor] = share
-		}
-	}
-	return shares, multicastDropped, nil
 }

@@ -23,36 +23,36 @@ var errNotSteered = errors.New("other programs run before the driver's queue fil
 // steering is the result of trying whether the kernel steers frames to the queue of their class.
 type steering struct{ err error }
 
-// Trees returns the Trees of a NIC. oneTree is the reason why NICConfig.QueuePerShare is not applied; nil if it is
-// applied or not requested.
-func (n *Node) Trees(index int) (t shape.Trees, oneTree error) {
+// Trees returns the Trees of a NIC. multiQueueErr is the reason why NICConfig.QueuePerShare is not applied; nil if it
+// is applied or not requested.
+func (n *Node) Trees(index int) (t shape.Trees, multiQueueErr error) {
 	m, enforced := n.enforcedNIC(index)
 	if !enforced {
 		return shape.OneTree, nil
 	}
-	return m.trees, m.oneTree
+	return m.trees, m.multiQueueErr
 }
 
 // trees returns the Trees that a NIC gets. While shares use its Trees, the NIC keeps them, except trees of queues that
 // it no longer has. Otherwise, it gets the Trees that the configuration and the node permit. old are the Trees of the
 // last call of Manage, if the NIC is known. The caller holds n.mu.
-func (n *Node) trees(c NICConfig, old shape.Trees, known bool) (t shape.Trees, oneTree, err error) {
+func (n *Node) trees(c NICConfig, old shape.Trees, known bool) (t shape.Trees, multiQueueErr, err error) {
 	wanted := shape.OneTree
 	if c.QueuePerShare {
-		wanted, oneTree = n.possibleTrees(c)
+		wanted, multiQueueErr = n.possibleTrees(c)
 	}
 	if known && wanted == old {
-		return wanted, oneTree, nil
+		return wanted, multiQueueErr, nil
 	}
 	inUse, hasShares, err := n.shaper.TreesInUse(c.Name, c.Index)
 	switch {
 	case err != nil || !hasShares:
-		return wanted, oneTree, err
+		return wanted, multiQueueErr, err
 	case inUse == shape.OneTree && wanted != shape.OneTree:
 		return inUse, fmt.Errorf(
 			"%s has shares that use one queue: shaping changes when the last of them is released", c.Name), nil
 	case inUse == shape.OneTree:
-		return inUse, oneTree, nil
+		return inUse, multiQueueErr, nil
 	}
 	if queues, err := transmitQueues(c.Index); err == nil {
 		inUse = min(inUse, shape.Trees(max(queues, 1)))

@@ -190,13 +190,13 @@ const (
 )
 
 // setShaping sets shaping and singleQueue from the NIC's queues.
-func (d *device) setShaping(trees shape.Trees, oneTree error) {
+func (d *device) setShaping(trees shape.Trees, multiQueueErr error) {
 	d.shaping, d.singleQueue = shapingHTBMQ, ""
 	if trees == shape.OneTree {
 		d.shaping = shapingHTB
 	}
-	if oneTree != nil {
-		d.singleQueue = oneTree.Error()
+	if multiQueueErr != nil {
+		d.singleQueue = multiQueueErr.Error()
 	}
 }
 

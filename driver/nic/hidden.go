@@ -149,14 +149,6 @@ func (h *hiddenLinks) isGuarded(nic string) bool {
 	return h.nics[nic].guarded
 }
 
-// Warnings implements driver.WarningReporter.
-func (k *Kind) Warnings() []driver.Warning {
-	k.mu.RLock()
-	refused := k.refusedLinks
-	k.mu.RUnlock()
-	return slices.Concat(k.hiddenWarnings(), refused, k.leaseWarnings())
-}
-
 // hiddenWarnings returns the warnings about hidden links.
 func (k *Kind) hiddenWarnings() (warnings []driver.Warning) {
 	k.hidden.mu.Lock()

@@ -61,7 +61,7 @@ func New(o Options) (*Kind, error) {
 	}
 	k := &Kind{
 		node: o.Node, inventory: o.Inventory, config: o.Config, openSockets: o.OpenSockets, failpoints: o.Failpoints,
-		memory:     memory{path: o.StateFile, failpoints: o.Failpoints},
+		stateFile:  stateFile{path: o.StateFile, failpoints: o.Failpoints},
 		duplicates: newDuplicates(), lost: newLostAddresses(), hidden: newHiddenLinks(), failedNICs: map[int]string{},
 	}
 	if o.AddressPools != nil {

@@ -19,10 +19,10 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/dhcp"
 )
 
-// newMemory returns a memory with a file that has the content, or without a file if that is "".
-func newMemory(t *testing.T, content string) *memory {
+// newStateFile returns a state file that has the content, or without a file if that is "".
+func newStateFile(t *testing.T, content string) *stateFile {
 	t.Helper()
-	m := &memory{path: filepath.Join(t.TempDir(), "nics.json")}
+	m := &stateFile{path: filepath.Join(t.TempDir(), "nics.json")}
 	if content != "" {
 		if err := os.WriteFile(m.path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -32,10 +32,10 @@ func newMemory(t *testing.T, content string) *memory {
 }
 
 func TestMemory_load(t *testing.T) {
-	known := map[string]rememberedNIC{"nic0": {Speed: 10e9}, "nic1": {Uplink: true}}
+	known := map[string]nicState{"nic0": {Speed: 10e9}, "nic1": {Uplink: true}}
 	for name, tc := range map[string]struct {
 		content string
-		want    map[string]rememberedNIC
+		want    map[string]nicState
 		logged  string // "" if nothing
 	}{
 		"no file": {"", nil, ""},
@@ -48,7 +48,7 @@ func TestMemory_load(t *testing.T) {
 		"wrong type":      {`{"version":1,"nics":{"nic0":{"speed":"fast"}}}`, nil, "cannot unmarshal string"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := newMemory(t, tc.content)
+			m := newStateFile(t, tc.content)
 			logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 			ctx := klog.NewContext(t.Context(), logger)
 			m.load(ctx)
@@ -72,16 +72,16 @@ func TestMemory_load(t *testing.T) {
 }
 
 func TestMemory_save(t *testing.T) {
-	m, writes := newMemory(t, "corrupt"), 0
+	m, writes := newStateFile(t, "corrupt"), 0
 	m.failpoints = func(name string, operation func() error) error {
-		if name == "write NIC memory" {
+		if name == "write NIC state file" {
 			writes++
 		}
 		return operation()
 	}
 	save := func(speed uint64) {
 		t.Helper()
-		m.nics = map[string]rememberedNIC{"nic0": {Speed: speed}}
+		m.nics = map[string]nicState{"nic0": {Speed: speed}}
 		if err := m.save(); err != nil {
 			t.Fatal(err)
 		}
@@ -89,7 +89,7 @@ func TestMemory_save(t *testing.T) {
 	save(10e9)
 	save(10e9)
 	save(1e9)
-	next := &memory{path: m.path, failpoints: m.failpoints}
+	next := &stateFile{path: m.path, failpoints: m.failpoints}
 	next.load(t.Context())
 	if diff := cmp.Diff(m.nics, next.nics); diff != "" {
 		t.Errorf("the next plugin reads (-want +got):\n%s", diff)
@@ -106,7 +106,7 @@ func TestMemory_save(t *testing.T) {
 }
 
 func TestMemory_addSpeeds(t *testing.T) {
-	m := memory{nics: map[string]rememberedNIC{"nic0": {Speed: 10e9}, "nic1": {}}}
+	m := stateFile{nics: map[string]nicState{"nic0": {Speed: 10e9}, "nic1": {}}}
 	for name, tc := range map[string]struct {
 		nic  netdev.NIC
 		want uint64
@@ -124,29 +124,29 @@ func TestMemory_addSpeeds(t *testing.T) {
 	}
 }
 
-func TestKind_remember(t *testing.T) {
+func TestKind_saveState(t *testing.T) {
 	k := newKind(t, Options{
 		Config:    load(t, `[{name: a, interfaces: ["nic*"], bandwidth: 1G}]`),
-		StateFile: newMemory(t, "").path,
+		StateFile: newStateFile(t, "").path,
 	})
-	k.memory.since = dhcp.SinceBoot()
+	k.stateFile.since = dhcp.SinceBoot()
 	nics := []netdev.NIC{
 		{Name: "nic0", Carrier: true}, {Name: "nic2", Speed: 25e9}, {Name: "nic3"}, {Name: "eno2", Speed: 1e9},
 	}
-	before := map[string]rememberedNIC{"nic0": {Speed: 10e9}, "nic1": {Speed: 1e9}, "nic9": {Speed: 1e9}}
-	expect := func(condition string, want map[string]rememberedNIC) {
+	before := map[string]nicState{"nic0": {Speed: 10e9}, "nic1": {Speed: 1e9}, "nic9": {Speed: 1e9}}
+	expect := func(condition string, want map[string]nicState) {
 		t.Helper()
-		k.memory.nics = before
-		k.remember(t.Context(), nics)
-		if diff := cmp.Diff(want, k.memory.nics); diff != "" {
-			t.Errorf("%s, remembered NICs (-want +got):\n%s", condition, diff)
+		k.stateFile.nics = before
+		k.saveState(t.Context(), nics)
+		if diff := cmp.Diff(want, k.stateFile.nics); diff != "" {
+			t.Errorf("%s, recorded NICs (-want +got):\n%s", condition, diff)
 		}
 	}
-	nic0 := rememberedNIC{Speed: 10e9} // it has a carrier, but no speed yet
-	expect("before it is known whether they are uplinks", map[string]rememberedNIC{"nic0": nic0})
-	k.memory.since -= uplinkTime
-	k.inventory.RememberUplinks([]string{"nic1", "eno1"})
-	expect("afterwards", map[string]rememberedNIC{
+	nic0 := nicState{Speed: 10e9} // it has a carrier, but no speed yet
+	expect("before it is known whether they are uplinks", map[string]nicState{"nic0": nic0})
+	k.stateFile.since -= uplinkTime
+	k.inventory.RestoreUplinks([]string{"nic1", "eno1"})
+	expect("afterwards", map[string]nicState{
 		"nic0": nic0,
 		"nic1": {Speed: 1e9, Uplink: true}, // it currently does not exist
 		"nic2": {Speed: 25e9},
@@ -162,14 +162,14 @@ func TestKind_mayBecomeUplink(t *testing.T) {
 		want   []string
 	}{
 		"after a boot":         {func(*Kind, []netdev.NIC) {}, []string{"nic0", "nic1"}},
-		"after an hour":        {func(k *Kind, _ []netdev.NIC) { k.memory.since -= time.Hour }, nil},
+		"after an hour":        {func(k *Kind, _ []netdev.NIC) { k.stateFile.since -= time.Hour }, nil},
 		"with a default route": {func(_ *Kind, nics []netdev.NIC) { nics[2].Uplink = true }, nil},
 		"one was known before": {
-			func(k *Kind, _ []netdev.NIC) { k.memory.nics = map[string]rememberedNIC{"nic0": {}} }, []string{"nic1"}},
-		"nothing can be passed on": {func(k *Kind, _ []netdev.NIC) { k.memory.path = "" }, nil},
+			func(k *Kind, _ []netdev.NIC) { k.stateFile.nics = map[string]nicState{"nic0": {}} }, []string{"nic1"}},
+		"nothing can be passed on": {func(k *Kind, _ []netdev.NIC) { k.stateFile.path = "" }, nil},
 	} {
 		k, nics := newKind(t, Options{Config: c, StateFile: "/run/nics.json"}), slices.Clone(nics)
-		k.memory.since = dhcp.SinceBoot()
+		k.stateFile.since = dhcp.SinceBoot()
 		tc.change(k, nics)
 		var got []string
 		for _, n := range nics {

@@ -22,19 +22,19 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/dhcp"
 )
 
-// memoryVersion is the version of the file that this release writes and reads.
-const memoryVersion = 1
+// stateFileVersion is the version of the file that this release writes and reads.
+const stateFileVersion = 1
 
-// memory is what the plugin remembers about the configured NICs until the node reboots, because the kernel no longer
+// stateFile is what the plugin records about the configured NICs until the node reboots, because the kernel no longer
 // reports it once a NIC has lost its carrier or default route. Plugins pass it on in a file, which only the newest
 // one writes.
 //
 // The methods are not safe for concurrent use.
-type memory struct {
+type stateFile struct {
 	path       string // see Options.StateFile; "" if there is no file
 	failpoints failpoint.Injector
 
-	nics map[string]rememberedNIC // by name of the interface
+	nics map[string]nicState // by name of the interface
 	// since is when the first plugin after the boot started, as a time since the boot; 0 before load.
 	since time.Duration
 	// saved is the content of the file, as far as this plugin has read or written it.
@@ -43,26 +43,26 @@ type memory struct {
 	unreadable string
 }
 
-// memoryFile is the content of the file. The names belong to version 1 and must not change, because plugins of two
-// releases use the file during an upgrade.
-type memoryFile struct {
-	Version int                      `json:"version"`
-	Since   int64                    `json:"since"` // in milliseconds since the boot
-	NICs    map[string]rememberedNIC `json:"nics"`
+// stateFileContent is the content of the file. The names belong to version 1 and must not change, because plugins of
+// two releases use the file during an upgrade.
+type stateFileContent struct {
+	Version int                 `json:"version"`
+	Since   int64               `json:"since"` // in milliseconds since the boot
+	NICs    map[string]nicState `json:"nics"`
 }
 
-// rememberedNIC is what the plugin remembers about a NIC.
-type rememberedNIC struct {
+// nicState is what the plugin records about a NIC.
+type nicState struct {
 	Speed  uint64 `json:"speed,omitempty"`  // the last known one, in bits per second
 	Uplink bool   `json:"uplink,omitempty"` // see netdev.NIC
 }
 
-// list returns the node's NICs, with what is remembered about them. It locks k.mu, but not while it lists the NICs.
+// list returns the node's NICs, with what is recorded about them. It locks k.mu, but not while it lists the NICs.
 func (k *Kind) list(ctx context.Context) ([]netdev.NIC, error) {
 	k.mu.Lock()
 	if k.devices == nil { // until the first Refresh, which writes the file
-		k.memory.load(ctx)
-		k.inventory.RememberUplinks(k.memory.uplinks())
+		k.stateFile.load(ctx)
+		k.inventory.RestoreUplinks(k.stateFile.uplinks())
 	}
 	k.mu.Unlock()
 	nics, err := k.inventory.List()
@@ -71,28 +71,28 @@ func (k *Kind) list(ctx context.Context) ([]netdev.NIC, error) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.memory.addSpeeds(nics)
+	k.stateFile.addSpeeds(nics)
 	return nics, nil
 }
 
-// remember stores what is known about the configured NICs, except NICs that may still become uplinks. The caller
+// saveState records what is known about the configured NICs, except NICs that may still become uplinks. The caller
 // holds k.mu.
-func (k *Kind) remember(ctx context.Context, nics []netdev.NIC) {
-	known := map[string]rememberedNIC{}
+func (k *Kind) saveState(ctx context.Context, nics []netdev.NIC) {
+	known := map[string]nicState{}
 	isConfigured := func(name string) bool { return k.config.NetworkOf(name, false) != nil }
 	for _, name := range k.inventory.Uplinks() { // also those that currently do not exist
 		if isConfigured(name) {
-			known[name] = rememberedNIC{Speed: k.memory.nics[name].Speed, Uplink: true}
+			known[name] = nicState{Speed: k.stateFile.nics[name].Speed, Uplink: true}
 		}
 	}
 	for _, n := range nics {
 		if isConfigured(n.Name) && !k.mayBecomeUplink(n, nics) {
-			known[n.Name] = rememberedNIC{Speed: cmp.Or(n.Speed, k.memory.nics[n.Name].Speed), Uplink: n.Uplink}
+			known[n.Name] = nicState{Speed: cmp.Or(n.Speed, k.stateFile.nics[n.Name].Speed), Uplink: n.Uplink}
 		}
 	}
-	k.memory.nics = known
-	if err := k.memory.save(); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to write the NIC state file; retrying", "path", k.memory.path)
+	k.stateFile.nics = known
+	if err := k.stateFile.save(); err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to write the NIC state file; retrying", "path", k.stateFile.path)
 	}
 }
 
@@ -104,9 +104,9 @@ const uplinkTime = time.Minute
 // NIC since the node booted, and the node does not have a default route. Nodes without one share the NIC after
 // uplinkTime. The caller holds k.mu.
 func (k *Kind) mayBecomeUplink(n netdev.NIC, nics []netdev.NIC) bool {
-	_, known := k.memory.nics[n.Name]
-	if known || k.memory.path == "" || k.config.NetworkOf(n.Name, true) != nil ||
-		dhcp.SinceBoot()-k.memory.since >= uplinkTime ||
+	_, known := k.stateFile.nics[n.Name]
+	if known || k.stateFile.path == "" || k.config.NetworkOf(n.Name, true) != nil ||
+		dhcp.SinceBoot()-k.stateFile.since >= uplinkTime ||
 		slices.ContainsFunc(nics, func(n netdev.NIC) bool { return n.Uplink }) {
 		return false
 	}
@@ -124,7 +124,7 @@ func (k *Kind) errIfMayBecomeUplink(d *device, nics []netdev.NIC) error {
 }
 
 // load reads the file. It logs once why the file cannot be read: NICs are then shared as after a boot.
-func (m *memory) load(ctx context.Context) {
+func (m *stateFile) load(ctx context.Context) {
 	m.nics, m.saved = nil, nil
 	if m.since == 0 {
 		m.since = dhcp.SinceBoot()
@@ -149,21 +149,21 @@ func (m *memory) load(ctx context.Context) {
 	m.saved = raw
 }
 
-func (m *memory) decode(raw []byte) error {
-	var f memoryFile
+func (m *stateFile) decode(raw []byte) error {
+	var f stateFileContent
 	if err := json.Unmarshal(raw, &f); err != nil {
 		return err
 	}
-	if f.Version != memoryVersion {
+	if f.Version != stateFileVersion {
 		return fmt.Errorf("the file has version %d, this plugin reads %d: did another release write it?",
-			f.Version, memoryVersion)
+			f.Version, stateFileVersion)
 	}
 	m.nics, m.since = f.NICs, time.Duration(f.Since)*time.Millisecond
 	return nil
 }
 
-// uplinks returns the names of the NICs that are remembered as uplinks.
-func (m *memory) uplinks() (names []string) {
+// uplinks returns the names of the NICs that are recorded as uplinks.
+func (m *stateFile) uplinks() (names []string) {
 	for name, n := range m.nics {
 		if n.Uplink {
 			names = append(names, name)
@@ -174,19 +174,19 @@ func (m *memory) uplinks() (names []string) {
 
 // addSpeeds sets the speed of NICs that report none to the last known one. Many drivers report none without a carrier,
 // and some also during a reset or while a bond negotiates with the switch.
-func (m *memory) addSpeeds(nics []netdev.NIC) {
+func (m *stateFile) addSpeeds(nics []netdev.NIC) {
 	for i := range nics {
 		nics[i].Speed = cmp.Or(nics[i].Speed, m.nics[nics[i].Name].Speed)
 	}
 }
 
 // save writes the file unless it already has the content.
-func (m *memory) save() error {
-	raw, err := json.Marshal(memoryFile{Version: memoryVersion, Since: m.since.Milliseconds(), NICs: m.nics})
+func (m *stateFile) save() error {
+	raw, err := json.Marshal(stateFileContent{Version: stateFileVersion, Since: m.since.Milliseconds(), NICs: m.nics})
 	if err != nil || m.path == "" || bytes.Equal(raw, m.saved) {
 		return err
 	}
-	err = files.Replace(m.failpoints, "NIC memory", m.path, raw, files.Options{Mode: 0o600})
+	err = files.Replace(m.failpoints, "NIC state file", m.path, raw, files.Options{Mode: 0o600})
 	if err == nil {
 		m.saved = raw
 	}
@@ -194,12 +194,12 @@ func (m *memory) save() error {
 }
 
 // remove removes the file, and leftovers of a plugin that was killed while writing it.
-func (m *memory) remove() error {
+func (m *stateFile) remove() error {
 	if m.path == "" {
 		return nil
 	}
 	return errors.Join(
-		files.Remove(m.failpoints, "NIC memory", m.path),
-		files.Remove(m.failpoints, "unfinished NIC memory", m.path+files.TemporarySuffix),
+		files.Remove(m.failpoints, "NIC state file", m.path),
+		files.Remove(m.failpoints, "unfinished NIC state file", m.path+files.TemporarySuffix),
 	)
 }

@@ -143,7 +143,7 @@ func TestDriver_startsBeforeTheDefaultRoute(t *testing.T) {
 }
 
 // A plugin that stops without claims leaves nothing, and one with claims leaves what the next one needs.
-func TestDriver_memoryOfNICsEndsWithTheLastClaim(t *testing.T) {
+func TestDriver_stateOfNICsEndsWithLastClaim(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "10M", "")
 	p.mustPrepare(c)
@@ -161,7 +161,7 @@ func TestDriver_memoryOfNICsEndsWithTheLastClaim(t *testing.T) {
 }
 
 // At rest, the plugin does not write.
-func TestDriver_writesMemoryOfNICsOnlyWhenItChanges(t *testing.T) {
+func TestDriver_writesStateOfNICsOnlyWhenItChanges(t *testing.T) {
 	o := &operations{counts: map[string]int{}}
 	p := newPlugin(t)
 	p.stop()
@@ -173,7 +173,7 @@ func TestDriver_writesMemoryOfNICsOnlyWhenItChanges(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if got := o.during(func() { refresh(); refresh() }); got["write NIC memory"] > 0 {
+	if got := o.during(func() { refresh(); refresh() }); got["write NIC state file"] > 0 {
 		t.Errorf("operations at rest: %v", got)
 	}
 	got := o.during(func() {
@@ -181,7 +181,7 @@ func TestDriver_writesMemoryOfNICsOnlyWhenItChanges(t *testing.T) {
 		refresh()
 		refresh()
 	})
-	if got["write NIC memory"] != 1 {
+	if got["write NIC state file"] != 1 {
 		t.Errorf("operations after nic0 has become an uplink: %v, want one write", got)
 	}
 }
