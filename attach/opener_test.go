@@ -57,7 +57,8 @@ func TestHook_opensPacketSocketOnRequest(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer namespace.Close()
-		if err := (Hook{RunDir: dir, Wait: 5 * time.Second}).attach(t.Context(), request(), namespace, namespace); err != nil {
+		hook := Hook{RunDir: dir, Wait: 5 * time.Second}
+		if err := hook.attach(t.Context(), request(), namespace, namespace); err != nil {
 			t.Errorf("needed %t: %v", needed, err)
 		}
 		if got, want := calls.Load(), map[bool]int32{false: 1, true: 2}[needed]; got != want {
