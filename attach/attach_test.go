@@ -153,7 +153,7 @@ func listen(t *testing.T, h Handler) (dir string) {
 	return dir
 }
 
-func TestListen_restrictsTheDirectoryToRoot(t *testing.T) {
+func TestListen_restrictsDirectoryToRoot(t *testing.T) {
 	dir := serve(t, nil)
 	info, err := os.Stat(SocketDir(dir))
 	if err != nil || info.Mode().Perm() != 0o700 {
@@ -251,7 +251,7 @@ func TestRecords_List_returnsReadableRecordsBesidesUnreadableOnes(t *testing.T) 
 	}
 }
 
-func TestInstall_keepsThePreviousHook(t *testing.T) {
+func TestInstall_keepsPreviousHook(t *testing.T) {
 	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "hook")
 	var paths []string
 	for _, content := range []string{"old", "new", "new"} {
@@ -398,7 +398,7 @@ func TestHook_request(t *testing.T) {
 
 // The plugin learns why the hook refuses a container, because crun does not report
 // what a hook prints.
-func TestHook_refuse_reportsToThePlugin(t *testing.T) {
+func TestHook_refuse_reportsToPlugin(t *testing.T) {
 	requests := make(chan Request, 1)
 	dir := serve(t, func(r Request) (Response, error) {
 		requests <- r

@@ -44,7 +44,9 @@ var ErrPacketNeeded = errors.New(
 	"the hook must open a packet socket in the pod; a hook of an earlier release cannot do that")
 
 // NeedsPacket reports whether err, an error from a Handler, asks the hook for a missing socket.
-func (s Sockets) NeedsPacket(err error) bool { return s.Packet == nil && errors.Is(err, ErrPacketNeeded) }
+func (s Sockets) NeedsPacket(err error) bool {
+	return s.Packet == nil && errors.Is(err, ErrPacketNeeded)
+}
 
 // Identify identifies the namespace by the socket opened in it.
 func (s Sockets) Identify() (Namespace, error) { return identifyNamespace(s.Namespace, s.Netlink) }

@@ -28,7 +28,7 @@ func fixture(t *testing.T, name string) []byte {
 	return bytes.TrimSpace(raw)
 }
 
-func TestSkew_pluginAcceptsThePreviousHook(t *testing.T) {
+func TestSkew_pluginAcceptsPreviousHook(t *testing.T) {
 	var r Request
 	if err := json.Unmarshal(fixture(t, "request.json"), &r); err != nil {
 		t.Fatal(err)
@@ -38,7 +38,7 @@ func TestSkew_pluginAcceptsThePreviousHook(t *testing.T) {
 	}
 }
 
-func TestSkew_hookSendsWhatThePreviousPluginAccepts(t *testing.T) {
+func TestSkew_hookSendsWhatPreviousPluginAccepts(t *testing.T) {
 	want := fixture(t, "request.json")
 	var r Request
 	if err := json.Unmarshal(want, &r); err != nil {
@@ -54,7 +54,7 @@ func TestSkew_hookSendsWhatThePreviousPluginAccepts(t *testing.T) {
 	}
 }
 
-func TestSkew_hookUnderstandsThePreviousPlugin(t *testing.T) {
+func TestSkew_hookUnderstandsPreviousPlugin(t *testing.T) {
 	var r Response
 	if err := json.Unmarshal(fixture(t, "response.json"), &r); err != nil || r.Error != "" {
 		t.Errorf("response of the previous release: %+v, %v", r, err)
@@ -63,7 +63,7 @@ func TestSkew_hookUnderstandsThePreviousPlugin(t *testing.T) {
 
 // The previous plugin does not know refusals, and requires two descriptors of each
 // request. It must not attach the share of a container that the hook refuses.
-func TestSkew_thePreviousPluginRejectsRefusals(t *testing.T) {
+func TestSkew_previousPluginRejectsRefusals(t *testing.T) {
 	a, b := pair(t)
 	r := request()
 	r.Refusal = "the pod uses the node's network"
@@ -89,7 +89,7 @@ func TestSkew_refusesUnknownVersions(t *testing.T) {
 
 // A container restarts after an upgrade: the hook finds the attachment by the
 // record of the previous release.
-func TestSkew_readsThePreviousRecord(t *testing.T) {
+func TestSkew_readsPreviousRecord(t *testing.T) {
 	r, err := decodeRecord(fixture(t, "record.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestSkew_readsThePreviousRecord(t *testing.T) {
 
 // The plugin is rolled back while pods run: the previous release reads what this
 // one wrote.
-func TestSkew_writesWhatThePreviousReleaseReads(t *testing.T) {
+func TestSkew_writesWhatPreviousReleaseReads(t *testing.T) {
 	want := fixture(t, "record.json")
 	r, err := decodeRecord(want)
 	if err != nil {

@@ -36,7 +36,7 @@ import (
 )
 
 // test/controlplane tests Run against an API server that is started later.
-func TestRun_whileTheAPIServerIsUnavailable(t *testing.T) {
+func TestRun_whileAPIServerIsUnavailable(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
 	health, metrics := freeAddress(t), freeAddress(t)
@@ -69,7 +69,7 @@ func TestRun_whileTheAPIServerIsUnavailable(t *testing.T) {
 	}
 }
 
-func TestRun_endsIfAnAddressIsInUse(t *testing.T) {
+func TestRun_endsIfAddressIsInUse(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

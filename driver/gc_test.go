@@ -21,7 +21,7 @@ func (unattachedKind) Name() string { return "unattached" }
 
 // A pod that was deleted by force, together with its claim, may use a device until its grace period is over. No
 // attachment shows that the pod runs.
-func TestGC_keepsDevicesOfAForceDeletedPod(t *testing.T) {
+func TestGC_keepsDevicesOfForceDeletedPod(t *testing.T) {
 	d := newUnstarted(t, unattachedKind{}, waitingKind{})
 	synctest.Test(t, func(t *testing.T) {
 		gc := d.newGarbageCollector()

@@ -68,7 +68,7 @@ func (p *plugin) tainted(taint string) error {
 	return nil
 }
 
-func TestDriver_restartsWhileANICHasNoCarrier(t *testing.T) {
+func TestDriver_restartsWhileNICHasNoCarrier(t *testing.T) {
 	p, disconnect := newPluginOfLink(t)
 	c := p.claim("c", "10M", "")
 	if err := p.sandbox("p").hook(c, p.mustPrepare(c)[0]); err != nil {
@@ -86,7 +86,7 @@ func TestDriver_restartsWhileANICHasNoCarrier(t *testing.T) {
 	p.mustPrepare(p.claim("other", "10M", ""))
 }
 
-func TestTakeover_whileANICHasNoCarrier(t *testing.T) {
+func TestTakeover_whileNICHasNoCarrier(t *testing.T) {
 	p, disconnect := newPluginOfLink(t)
 	disconnect()
 	eventually.Eventually(t, timeout, "nic0 is tainted", func() error { return p.tainted(v1alpha1.TaintLinkDown) })
@@ -122,7 +122,7 @@ func TestTakeover_keepsUplink(t *testing.T) {
 
 // The first plugin after a boot starts before the node has its default route. It is not ready before it knows whether
 // it can share the NIC: `helm install --wait` would succeed.
-func TestDriver_startsBeforeTheDefaultRoute(t *testing.T) {
+func TestDriver_startsBeforeDefaultRoute(t *testing.T) {
 	p := newPlugin(t)
 	p.stop()
 	nstest.NIC(t, "mgmt", 1500)

@@ -7,7 +7,6 @@ import (
 	"context"
 	"slices"
 
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -34,10 +33,10 @@ type shareState struct {
 	conditions []metav1.Condition
 }
 
-// observer reads the state of claims' shares from the kernel and the API server.
+// observer reads the state of claims' shares from the kernel and the API server. It also forgets failures and
+// detachments that no longer matter, which only the API server's answers show.
 type observer struct {
 	client       kubernetes.Interface
-	driverName   string
 	nodeName     string
 	kinds        kinds
 	records      *nodeRecords
@@ -50,7 +49,6 @@ type observer struct {
 func (d *Driver) newObserver() *observer {
 	return &observer{
 		client:       d.options.Client,
-		driverName:   d.options.DriverName,
 		nodeName:     d.options.NodeName,
 		kinds:        d.kinds,
 		records:      d.records,
@@ -136,17 +134,4 @@ func (o *observer) isFullyAttached(claim *record.Claim) bool {
 	return err == nil && !slices.ContainsFunc(shares, func(s share) bool {
 		return s.attacher != nil && !slices.ContainsFunc(attached, func(r attach.Record) bool { return r.Share == s.Name })
 	})
-}
-
-// deviceStatuses returns the entries of status.devices for a claim's shares.
-func (o *observer) deviceStatuses(states []shareState) ([]resourceapi.AllocatedDeviceStatus, error) {
-	entries := make([]resourceapi.AllocatedDeviceStatus, 0, len(states))
-	for _, s := range states {
-		entry, err := deviceStatus(o.driverName, s)
-		if err != nil {
-			return nil, err
-		}
-		entries = append(entries, entry)
-	}
-	return entries, nil
 }

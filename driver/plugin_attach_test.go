@@ -101,7 +101,7 @@ func TestRead_linkIsBeingCreated(t *testing.T) {
 	}
 }
 
-func TestHook_withoutAPlugin(t *testing.T) {
+func TestHook_withoutPlugin(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]
@@ -168,7 +168,7 @@ func TestAttach_replacesLinkInFormerSandboxOfPod(t *testing.T) {
 	p.awaitAttached(1)
 }
 
-func TestHook_refusesNamespaceOfAnotherPodOrTheNode(t *testing.T) {
+func TestHook_refusesNamespaceOfAnotherPodOrNode(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]

@@ -38,7 +38,7 @@ func TestPrepare_refusesSharesThatExcludeEachOther(t *testing.T) {
 	p.wantNothingLeft()
 }
 
-func TestPrepare_withAnUnreadableRecord(t *testing.T) {
+func TestPrepare_withUnreadableRecord(t *testing.T) {
 	p := newPlugin(t)
 	torn := p.claim("torn", "100M", "")
 	share := p.mustPrepare(torn)[0]
@@ -97,7 +97,7 @@ func TestPrepare_refusesGrantBeyondCapacity(t *testing.T) {
 	p.mustPrepare(p.claim("c", "90M", ""))
 }
 
-func TestPrepare_afterReallocationDetachesTheOldShare(t *testing.T) {
+func TestPrepare_afterReallocationDetachesOldShare(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	old := p.mustPrepare(c)[0]
@@ -115,7 +115,7 @@ func TestPrepare_afterReallocationDetachesTheOldShare(t *testing.T) {
 	}
 }
 
-func TestPrepare_againKeepsTheLink(t *testing.T) {
+func TestPrepare_againKeepsLink(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]

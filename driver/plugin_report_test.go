@@ -54,7 +54,7 @@ func TestReport_retriesAndKeepsEntriesOfOtherDrivers(t *testing.T) {
 	}
 }
 
-func TestReport_limitsWritesForAPodThatChangesItsLinkInALoop(t *testing.T) {
+func TestReport_limitsWritesForPodThatRepeatedlyChangesItsLink(t *testing.T) {
 	for name, refused := range map[string]int32{"writes succeed": 0, "writes fail": math.MaxInt32} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlugin(t)
@@ -227,7 +227,7 @@ func TestReporter_readsClaimBeforeRewritingStatus(t *testing.T) {
 }
 
 // A claim that was deleted and created again under its name is another claim.
-func TestReport_ignoresAnotherClaimOfTheSameName(t *testing.T) {
+func TestReport_ignoresAnotherClaimOfSameName(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	api := p.client.ResourceV1().ResourceClaims(namespace)

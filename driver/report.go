@@ -28,13 +28,14 @@ import (
 // reporter writes the state of shares to the status of their claims. It has a separate queue, so a slow API server
 // does not delay pods. It retries a claim until the status is written or the claim no longer exists.
 type reporter struct {
-	client    kubernetes.Interface
-	events    events.EventRecorder
-	records   *nodeRecords
-	apiClaims claimReader
-	observer  *observer
-	outcomes  *prometheus.CounterVec
-	queue     workqueue.TypedRateLimitingInterface[types.UID]
+	driverName string
+	client     kubernetes.Interface
+	events     events.EventRecorder
+	records    *nodeRecords
+	apiClaims  claimReader
+	observer   *observer
+	outcomes   *prometheus.CounterVec
+	queue      workqueue.TypedRateLimitingInterface[types.UID]
 
 	// written has the status that the reporter last wrote to each claim.
 	written *claimstatus.Log
@@ -61,14 +62,15 @@ const (
 func newReporter(o Options, records *nodeRecords, observer *observer, outcomes *prometheus.CounterVec) *reporter {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](reportRetryMin, reportRetryMax)
 	return &reporter{
-		client:    o.Client,
-		events:    o.Events,
-		records:   records,
-		apiClaims: claimReader{o.Client},
-		observer:  observer,
-		outcomes:  outcomes,
-		queue:     workqueue.NewTypedRateLimitingQueue(limiter),
-		written:   claimstatus.NewLog(clock.RealClock{}, checkInterval),
+		driverName: o.DriverName,
+		client:     o.Client,
+		events:     o.Events,
+		records:    records,
+		apiClaims:  claimReader{o.Client},
+		observer:   observer,
+		outcomes:   outcomes,
+		queue:      workqueue.NewTypedRateLimitingQueue(limiter),
+		written:    claimstatus.NewLog(clock.RealClock{}, checkInterval),
 	}
 }
 
@@ -193,7 +195,7 @@ func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, e
 	if err != nil || len(states) == 0 {
 		return outcomeUnchanged, err
 	}
-	entries, err := r.observer.deviceStatuses(states)
+	entries, err := deviceStatuses(r.driverName, states)
 	if err != nil {
 		return "", err
 	}

@@ -19,6 +19,19 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
+// deviceStatuses returns the entries of status.devices for a claim's shares.
+func deviceStatuses(driver string, states []shareState) ([]resourceapi.AllocatedDeviceStatus, error) {
+	entries := make([]resourceapi.AllocatedDeviceStatus, 0, len(states))
+	for _, s := range states {
+		entry, err := deviceStatus(driver, s)
+		if err != nil {
+			return nil, err
+		}
+		entries = append(entries, entry)
+	}
+	return entries, nil
+}
+
 // deviceStatus builds the entry of status.devices for one share.
 func deviceStatus(driver string, s shareState) (resourceapi.AllocatedDeviceStatus, error) {
 	entry := resourceapi.AllocatedDeviceStatus{Driver: driver, Pool: s.Pool, Device: s.Device}

@@ -163,7 +163,7 @@ func TestTakeover_hookCannotBeInstalledAtFirst(t *testing.T) {
 }
 
 // The directory of the hook cannot be used for a while, and then has the hook as before.
-func TestHook_missingForAWhile(t *testing.T) {
+func TestHook_missingForSomeTime(t *testing.T) {
 	p := newPlugin(t)
 	p.stop()
 	recorder := events.NewFakeRecorder(100)

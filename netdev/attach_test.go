@@ -65,7 +65,7 @@ func TestNode_Attach_createsLinkFromSpec(t *testing.T) {
 }
 
 // The links of a pod on one network have the same routes of pools.
-func TestNode_Attach_keepsRoutesThatThePodHas(t *testing.T) {
+func TestNode_Attach_keepsRoutesThatPodHas(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node, pod := newNode(t, nic), nstest.New(t)
 	// No address of the link is in the network of the second gateway.

@@ -121,7 +121,7 @@ func TestNode_Watch_reportsOnlyRoutesThatMatter(t *testing.T) {
 	}
 }
 
-func TestInventory_List_readsDefaultRoutesOfTheMainTable(t *testing.T) {
+func TestInventory_List_readsDefaultRoutesOfMainTable(t *testing.T) {
 	for name, tc := range map[string]struct {
 		routes func(t *testing.T) []*netlink.Route
 		want   []string

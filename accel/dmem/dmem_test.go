@@ -70,7 +70,7 @@ func TestLimiter(t *testing.T) {
 	}
 }
 
-func TestLimiter_failsWithoutALimit(t *testing.T) {
+func TestLimiter_failsWithoutLimit(t *testing.T) {
 	for name, tc := range map[string]struct {
 		state string
 		harm  func(l *Limiter) error

@@ -206,7 +206,7 @@ func TestFlags_startMetrics_stopEndsServer(t *testing.T) {
 	(&flags{}).startMetrics(ctx, registry, problems)() // without --metrics-address
 }
 
-func TestMetricsServer_twoPluginsOfARollingUpdate(t *testing.T) {
+func TestMetricsServer_twoPluginsOfRollingUpdate(t *testing.T) {
 	address := freeAddress(t)
 	problems := noProblems{t, make(chan struct{}, 2)}
 	var stopOld func()

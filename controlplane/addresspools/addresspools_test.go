@@ -103,7 +103,7 @@ func TestReconcile_countsAddresses(t *testing.T) {
 	}
 }
 
-func TestReconcile_reportsAShortPool(t *testing.T) {
+func TestReconcile_reportsShortPool(t *testing.T) {
 	e := newEnv(t, pool("office", "10.20.1.0/28", time.Hour), node("n1"), block("a", "n1", "10.20.1.0-10.20.1.12"))
 	if s := e.status("office"); !meta.IsStatusConditionTrue(s.Conditions, network.ConditionShort) {
 		t.Errorf("3 of 16 addresses free, blocks of 4: got conditions %v, want Short", s.Conditions)
@@ -111,7 +111,7 @@ func TestReconcile_reportsAShortPool(t *testing.T) {
 }
 
 // Addresses that only some claims get do not help other nodes.
-func TestReconcile_reportsAShortPoolWithReservedAddresses(t *testing.T) {
+func TestReconcile_reportsShortPoolWithReservedAddresses(t *testing.T) {
 	p := pool("office", "10.20.1.0/28", time.Hour)
 	p.Spec.Reserved = []string{"10.20.1.8/29"}
 	e := newEnv(t, p, node("n1"), block("a", "n1", "10.20.1.0-10.20.1.3"))
@@ -124,7 +124,7 @@ func TestReconcile_reportsAShortPoolWithReservedAddresses(t *testing.T) {
 	}
 }
 
-func TestReconcile_refusesTheYoungerOfOverlappingPools(t *testing.T) {
+func TestReconcile_refusesYoungerOfOverlappingPools(t *testing.T) {
 	e := newEnv(t, pool("office", "10.20.1.0/28", time.Hour), pool("late", "10.20.1.8/29", time.Minute))
 	if s := e.status("office"); !meta.IsStatusConditionTrue(s.Conditions, network.ConditionReady) {
 		t.Errorf("older pool: got conditions %v, want Ready", s.Conditions)
@@ -136,7 +136,7 @@ func TestReconcile_refusesTheYoungerOfOverlappingPools(t *testing.T) {
 	}
 }
 
-func TestReconcile_reportsAnInvalidPool(t *testing.T) {
+func TestReconcile_reportsInvalidPool(t *testing.T) {
 	e := newEnv(t, pool("office", "10.21.0.0/28", time.Hour))
 	c := meta.FindStatusCondition(e.status("office").Conditions, network.ConditionReady)
 	if c == nil || c.Reason != network.ReasonInvalid || !strings.Contains(c.Message, "spec.ranges[0]") {
@@ -146,7 +146,7 @@ func TestReconcile_reportsAnInvalidPool(t *testing.T) {
 
 // The block of a deleted node returns after the quarantine, but not as long as a claim
 // names the node.
-func TestReconcile_returnsTheBlocksOfALostNode(t *testing.T) {
+func TestReconcile_returnsBlocksOfLostNode(t *testing.T) {
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "stuck"}}
 	claim.Status.Allocation = &resourceapi.AllocationResult{}
 	claim.Status.Allocation.Devices.Results = []resourceapi.DeviceRequestAllocationResult{{Driver: driverName, Pool: "n2"}}
@@ -176,7 +176,7 @@ func TestReconcile_returnsTheBlocksOfALostNode(t *testing.T) {
 }
 
 // A node that returns keeps its blocks, and its next loss starts a new quarantine.
-func TestReconcile_keepsTheBlocksOfANodeThatReturns(t *testing.T) {
+func TestReconcile_keepsBlocksOfNodeThatReturns(t *testing.T) {
 	e := newEnv(t, pool("office", "10.20.1.0/28", time.Hour), block("b", "n2", "10.20.1.4-10.20.1.7"))
 	e.reconcile("office")
 	e.clock.Step(quarantine - time.Second)
@@ -196,7 +196,7 @@ func TestReconcile_keepsTheBlocksOfANodeThatReturns(t *testing.T) {
 
 // Two controllers run, as when a new leading replica takes over. The node returns after one of them has read
 // that it is lost, and the other one has seen it.
-func TestReconcile_anotherControllerSawTheNodeReturn(t *testing.T) {
+func TestReconcile_anotherControllerSawNodeReturn(t *testing.T) {
 	for name, b := range map[string]*network.AddressBlock{
 		"for any pod": block("b", "n2", "10.20.1.4-10.20.1.7"), "kept": keptBlock("b", "n2", "web-0"),
 	} {
@@ -238,7 +238,7 @@ func TestReconcile_anotherControllerSawTheNodeReturn(t *testing.T) {
 }
 
 // An administrator declares with a taint that the machine of a node does not run.
-func TestReconcile_returnsTheBlocksOfANodeOutOfService(t *testing.T) {
+func TestReconcile_returnsBlocksOfNodeOutOfService(t *testing.T) {
 	n1 := node("n1")
 	e := newEnv(t, pool("office", "10.20.1.0/28", time.Hour), n1, block("a", "n1", "10.20.1.0-10.20.1.3"))
 	e.reconcile("office")

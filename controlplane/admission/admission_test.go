@@ -310,7 +310,7 @@ spec:
   containers: [{name: c, image: i, resources: {}, anotherOne: [1]}]
 `
 
-func TestPods_replacesTemplatesByTheClaimsOfThePodGroup(t *testing.T) {
+func TestPods_replacesTemplatesByClaimsOfPodGroup(t *testing.T) {
 	for _, m := range []mode.Mode{mode.Bridge, mode.Native} {
 		var pod corev1.Pod
 		response := admit(t, newPods(t, m), review(t, "", podOfGroup), &pod)
@@ -486,7 +486,7 @@ func TestPods_requestsForPodsOfOtherPodGroups(t *testing.T) {
 
 // A cluster may store the field without supporting claims. The scheduler would wait for its own
 // PodGroup.
-func TestPods_bridgeModeRemovesTheField(t *testing.T) {
+func TestPods_bridgeModeRemovesField(t *testing.T) {
 	text := strings.Replace(podOfGroup, "\nspec:\n", "\nspec:\n  schedulingGroup: {podGroupName: group}\n", 1)
 	text = strings.Replace(text, ", annotations: {scheduling.dra-shared.dev/pod-group: group}", "", 1)
 	var created, updated corev1.Pod
@@ -572,7 +572,7 @@ func TestPods_warnsAboutClaimsThatAreNotShared(t *testing.T) {
 
 // The webhook learns from the template which driver a claim is for, even before
 // the claim is generated. Without the template it denies the pod.
-func TestPods_requiresTheTemplateOfASharedClaim(t *testing.T) {
+func TestPods_requiresTemplateOfSharedClaim(t *testing.T) {
 	const pod = `{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: early}},
 		spec: {resourceClaims: [%s], containers: [{name: c, resources: {%s}}]}}`
 	for _, tc := range []struct{ entry, claim, want string }{

@@ -42,7 +42,7 @@ func syncedShards(clock *testclock.FakePassiveClock) *Shards {
 
 // A replica that does not lead asks the leading one, and decides itself only if that
 // replica is gone.
-func TestShards_asksTheLeadingReplica(t *testing.T) {
+func TestShards_asksLeadingReplica(t *testing.T) {
 	clock := testclock.NewFakePassiveClock(time.Now())
 	leading := syncedShards(clock)
 	full := syncedShards(clock)

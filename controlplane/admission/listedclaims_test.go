@@ -311,7 +311,7 @@ func newJobPods(t *testing.T) *Pods {
 	return p
 }
 
-func TestPods_getTheClaimsOfTheirJob(t *testing.T) {
+func TestPods_getClaimsOfJob(t *testing.T) {
 	p := newJobPods(t)
 	var pod corev1.Pod
 	response := admit(t, p, review(t, "", podOfJob(t, "", "")), &pod)
@@ -354,7 +354,7 @@ func TestPods_getTheClaimsOfTheirJob(t *testing.T) {
 }
 
 // A pod that replaces another gets the claims that exist, even if their template was deleted.
-func TestPods_getTheClaimsOfTheirJobWithoutTemplate(t *testing.T) {
+func TestPods_getClaimsOfJobWithoutTemplate(t *testing.T) {
 	p := newJobPods(t)
 	c, ok := p.Client.(client.Client)
 	if !ok {

@@ -119,7 +119,7 @@ func TestParameters_ignoresOtherDrivers(t *testing.T) {
 	}
 }
 
-func TestParameters_protectsTheAnnotationOfAHeldClaim(t *testing.T) {
+func TestParameters_protectsAnnotationOfHeldClaim(t *testing.T) {
 	parameters := &Parameters{Driver: driver}
 	const (
 		held = `{metadata: {annotations: {scheduling.dra-shared.dev/reserved-for: batch/jobs/a}},
@@ -138,7 +138,7 @@ func TestParameters_protectsTheAnnotationOfAHeldClaim(t *testing.T) {
 	}
 }
 
-func TestParameters_deniesAnInvalidHolder(t *testing.T) {
+func TestParameters_deniesInvalidHolder(t *testing.T) {
 	claim := `{metadata: {annotations: {scheduling.dra-shared.dev/reserved-for: jobs}}}`
 	r := (&Parameters{Driver: driver}).Handle(t.Context(), review(t, "", claim))
 	if r.Allowed || !strings.Contains(r.Result.Message,

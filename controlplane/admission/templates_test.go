@@ -9,7 +9,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 )
 
-func TestTemplates_keepThePodGroupInTheAnnotation(t *testing.T) {
+func TestTemplates_keepPodGroupInAnnotation(t *testing.T) {
 	pods := newPods(t, mode.Bridge)
 	for _, tc := range []struct{ object, path string }{
 		{`{spec: {template: {spec: {schedulingGroup: {podGroupName: group}}}}}`, "/spec/template/metadata"},

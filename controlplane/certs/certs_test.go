@@ -201,7 +201,7 @@ func TestRotator_toleratesClockSkew(t *testing.T) {
 	}
 }
 
-func TestRotator_renewsTheServingCertificate(t *testing.T) {
+func TestRotator_renewsServingCertificate(t *testing.T) {
 	e := newTestEnv(t)
 	r := e.replica()
 	e.sync(r)
@@ -224,7 +224,7 @@ func TestRotator_renewsTheServingCertificate(t *testing.T) {
 }
 
 // A certificate that nothing renews must fail, or the tests above prove nothing.
-func TestRotator_withoutSyncTheCertificateExpires(t *testing.T) {
+func TestRotator_withoutSyncCertificateExpires(t *testing.T) {
 	e := newTestEnv(t)
 	r := e.replica()
 	e.sync(r)
@@ -266,7 +266,7 @@ func TestRotator_rotationNeverBreaksTrust(t *testing.T) {
 	}
 }
 
-func TestRotator_stagesOfARotation(t *testing.T) {
+func TestRotator_stagesOfRotation(t *testing.T) {
 	e := newTestEnv(t)
 	r := e.replica()
 	e.sync(r)
@@ -347,7 +347,7 @@ func secretWith(data map[string][]byte) *corev1.Secret {
 	}
 }
 
-func TestRotator_adoptsTheAuthorityOfAnEarlierRelease(t *testing.T) {
+func TestRotator_adoptsAuthorityOfEarlierRelease(t *testing.T) {
 	now := newTestEnv(t).clock.Now()
 	certificate, key := selfSigned(t, true, now.Add(-24*time.Hour), now.Add(364*24*time.Hour))
 	e := newTestEnv(t, secretWith(map[string][]byte{"ca.crt": certificate, "tls.crt": certificate, "tls.key": key}))
@@ -364,7 +364,7 @@ func TestRotator_adoptsTheAuthorityOfAnEarlierRelease(t *testing.T) {
 	e.mustTrust(r, certificate, "authority of an earlier release")
 }
 
-func TestRotator_replacesAnUnusableAuthority(t *testing.T) {
+func TestRotator_replacesUnusableAuthority(t *testing.T) {
 	now := newTestEnv(t).clock.Now()
 	certificate, key := selfSigned(t, true, now.Add(-time.Hour), now.Add(time.Hour))
 	_, otherKey := selfSigned(t, true, now, now)
@@ -401,7 +401,7 @@ func TestRotator_replacesAnUnusableAuthority(t *testing.T) {
 
 // An earlier release, which runs next to this one during an upgrade or a rollback,
 // replaces ca.crt and does not know the next authority.
-func TestRotator_discardsANextAuthorityThatIsNotTrusted(t *testing.T) {
+func TestRotator_discardsNextAuthorityThatIsNotTrusted(t *testing.T) {
 	e := newTestEnv(t)
 	r := e.replica()
 	e.sync(r)
@@ -427,7 +427,7 @@ func TestRotator_discardsANextAuthorityThatIsNotTrusted(t *testing.T) {
 	}
 }
 
-func TestRotator_replicasThatRaceAgreeOnTheAuthority(t *testing.T) {
+func TestRotator_replicasThatRaceAgreeOnAuthority(t *testing.T) {
 	for _, tc := range []struct {
 		verb    string
 		objects []runtime.Object

@@ -27,7 +27,7 @@ func job(name string, uid types.UID) Owner {
 	}
 }
 
-func TestName_dependsOnTheOwnerUID(t *testing.T) {
+func TestName_dependsOnOwnerUID(t *testing.T) {
 	first := Name(job("train", "uid-1"), "net", 0)
 	if !strings.HasPrefix(first, "train-net-") || first != Name(job("train", "uid-1"), "net", 0) {
 		t.Errorf("name of the first shard: got %s, want a stable name with prefix train-net-", first)
@@ -112,7 +112,7 @@ func onFabric(consumed ...resourceapi.QualifiedName) *resourceapi.ResourceClaim 
 	}
 }
 
-func TestGenerateShard_selectsTheDeviceAndConsumesNothing(t *testing.T) {
+func TestGenerateShard_selectsDeviceAndConsumesNothing(t *testing.T) {
 	template := &resourceapi.ResourceClaimTemplate{}
 	claim, err := GenerateShard(job("train", "uid"), "net", 3, template, onFabric("groups"), driver)
 	if err != nil {
@@ -135,7 +135,7 @@ func TestGenerateShard_selectsTheDeviceAndConsumesNothing(t *testing.T) {
 	}
 }
 
-func TestGenerateShard_keepsOnlyTheAllocatedAlternative(t *testing.T) {
+func TestGenerateShard_keepsOnlyAllocatedAlternative(t *testing.T) {
 	first := onFabric("groups")
 	first.Spec.Devices.Requests[0] = resourceapi.DeviceRequest{Name: "f", FirstAvailable: []resourceapi.DeviceSubRequest{
 		{Name: "a", DeviceClassName: "other"},
@@ -286,7 +286,7 @@ func TestReservationChange_keepsDevicesOfPodsThatUseOtherClaims(t *testing.T) {
 	}
 }
 
-func TestReservationChange_respectsTheLimitOfTheAPI(t *testing.T) {
+func TestReservationChange_respectsLimitOfAPI(t *testing.T) {
 	pods := []PodState{{Name: "leader", UID: "leader", Bound: true}}
 	for i := range 400 {
 		pods = append(pods, PodState{Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i)), Gated: true, AwaitsEntry: true})

@@ -262,7 +262,7 @@ func TestReconcile_publishesLinksOfSharedClaims(t *testing.T) {
 
 // One pod with a blocked link, or a pod that could not be attached, makes the claim's condition Ready False. The links
 // of the claim's other pods work.
-func TestReconcile_sharedClaimWithAPodThatIsNotReady(t *testing.T) {
+func TestReconcile_sharedClaimWithPodThatIsNotReady(t *testing.T) {
 	var pods []string
 	var links []v1alpha1.PodNetworkStatus
 	objects := []client.Object{service(nil)}

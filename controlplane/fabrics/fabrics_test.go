@@ -189,7 +189,7 @@ func generateNames(client *fake.Clientset) {
 
 // A tool that deploys the chart may delete and create the ClusterRole again. Garbage collection deletes slices if their
 // owner has the former UID, again and again if new ones had it too.
-func TestPublisher_followsARecreatedOwner(t *testing.T) {
+func TestPublisher_followsRecreatedOwner(t *testing.T) {
 	client := fake.NewClientset(ownerRole())
 	watched := watchOfRoles(client)
 	generateNames(client)
@@ -216,7 +216,7 @@ func TestPublisher_followsARecreatedOwner(t *testing.T) {
 	}
 }
 
-func TestPublisher_recreatesADeletedSlice(t *testing.T) {
+func TestPublisher_recreatesDeletedSlice(t *testing.T) {
 	client := fake.NewClientset()
 	events := watchSlices(t, client)
 	stop := startPublisher(t, &Publisher{
@@ -240,7 +240,7 @@ func TestPublisher_recreatesADeletedSlice(t *testing.T) {
 	}
 }
 
-func TestPublisher_deletesTheSliceOfARemovedFabric(t *testing.T) {
+func TestPublisher_deletesSliceOfRemovedFabric(t *testing.T) {
 	node := map[string]string{"a": "1"}
 	obsolete := &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "obsolete"},

@@ -187,7 +187,7 @@ var fabric = []resourceapi.DeviceRequestAllocationResult{
 	{Request: "rack", Driver: driver, Pool: "fabric/a", Device: "a"},
 }
 
-func TestReconcile_countsThePodsOfAPodGroup(t *testing.T) {
+func TestReconcile_countsPodsOfPodGroup(t *testing.T) {
 	e := newTestEnv(t, claimWith(fabric))
 	e.setPod("a", "n1", corev1.PodPending, true)
 	e.setPod("b", "", corev1.PodPending, true)
@@ -228,7 +228,7 @@ func TestReconcile_limitsWrites(t *testing.T) {
 }
 
 // The pods of other users are watched only where a claim has one of them.
-func TestReconcile_watchesPodsWithoutAPodGroup(t *testing.T) {
+func TestReconcile_watchesPodsWithoutPodGroup(t *testing.T) {
 	e := newTestEnv(t, claimWith(fabric))
 	e.setPod("in-group", "n1", corev1.PodRunning, true)
 	e.setReservedFor("in-group")
@@ -255,7 +255,7 @@ func TestReconcile_watchesPodsWithoutAPodGroup(t *testing.T) {
 
 // After a failed write the status in the API server is unknown, so even the status
 // of the last successful write is written again. The attempt counts for the limit of writes.
-func TestReconcile_retriesAFailedWrite(t *testing.T) {
+func TestReconcile_retriesFailedWrite(t *testing.T) {
 	e := newTestEnv(t, claimWith(fabric))
 	e.setPod("a", "n1", corev1.PodRunning, true)
 	e.mustReconcile(0)
@@ -304,7 +304,7 @@ func TestReconcile_ignoresOtherClaims(t *testing.T) {
 }
 
 // A claim that is allocated again gets a status even if the counts are the same.
-func TestReconcile_writesAgainAfterADeallocation(t *testing.T) {
+func TestReconcile_writesAgainAfterDeallocation(t *testing.T) {
 	e := newTestEnv(t, claimWith(fabric))
 	e.setPod("a", "n1", corev1.PodRunning, true)
 	e.mustReconcile(0)

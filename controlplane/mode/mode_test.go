@@ -174,7 +174,7 @@ func TestWatcher_watch(t *testing.T) {
 }
 
 // The audit log has each dry run, and policies of a cluster can deny it.
-func TestWatcher_repeatsTheDryRunOnceAMinute(t *testing.T) {
+func TestWatcher_repeatsDryRunOncePerMinute(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		mode   Mode
@@ -242,7 +242,7 @@ func TestVersions(t *testing.T) {
 }
 
 // While the API servers of a cluster are upgraded, the answers of one do not describe the others.
-func TestNewClient_opensAConnectionForEachRequest(t *testing.T) {
+func TestNewClient_opensConnectionForEachRequest(t *testing.T) {
 	var connections atomic.Int64
 	server := httptest.NewUnstartedServer(http.NotFoundHandler())
 	server.EnableHTTP2 = true

@@ -185,14 +185,14 @@ func expectEvent(t *testing.T, recorder *events.FakeRecorder, want string) {
 	}
 }
 
-func TestJobReconciler_reportsAMissingTemplate(t *testing.T) {
+func TestJobReconciler_reportsMissingTemplate(t *testing.T) {
 	_, recorder := reconcileJob(t, testJob())
 	want := `ClaimMissing resourceClaims["net"].resourceClaimTemplateName: ResourceClaimTemplate template does not exist`
 	expectEvent(t, recorder, want)
 }
 
 // The new pods of a Job wait for the end of those that run with a claim that a user has deleted.
-func TestJobReconciler_reportsADeletedClaim(t *testing.T) {
+func TestJobReconciler_reportsDeletedClaim(t *testing.T) {
 	deleted := jobClaimNamed("net")
 	deleted.DeletionTimestamp = ptr.To(metav1.Now())
 	_, recorder := reconcileJob(t, testJob(), testTemplate("class"), deleted)

@@ -47,7 +47,7 @@ func TestGroup_reserved(t *testing.T) {
 }
 
 // Admission only warns if a pod's claim name differs from the PodGroup's entry, and a Deployment ignores the warning.
-func TestGroup_reserved_podsWithoutTheClaims(t *testing.T) {
+func TestGroup_reserved_podsWithoutClaims(t *testing.T) {
 	bound := func(name, claim string) *corev1.Pod {
 		pod := testPod(name, claim)
 		bind(pod)

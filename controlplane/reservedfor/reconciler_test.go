@@ -459,7 +459,7 @@ func TestReconciler_annotationRelease(t *testing.T) {
 	}
 }
 
-func TestReconciler_podRestartsTheTimeWithoutPods(t *testing.T) {
+func TestReconciler_podRestartsTimeWithoutPods(t *testing.T) {
 	claim := testClaim(train.String(), trainWith("1").Reference())
 	claim.Annotations[scheduling.ReleaseAnnotation] = "Unused=10m"
 	e := newTestEnv(t, claim, testJob("1"), testPod("node"))
@@ -687,7 +687,7 @@ func TestReconcile_claimOfItsOwner(t *testing.T) {
 }
 
 // Other admission of the cluster may refuse the controller's entry.
-func TestReconciler_reportsARefusedEntry(t *testing.T) {
+func TestReconciler_reportsRefusedEntry(t *testing.T) {
 	e := newTestEnv(t, testClaim(train.String(), podEntry), testJob("1"), testPod("node"))
 	c, ok := e.client.(client.WithWatch)
 	if !ok {

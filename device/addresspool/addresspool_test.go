@@ -184,7 +184,7 @@ func TestParse_invalid(t *testing.T) {
 	}
 }
 
-func TestBlockName_isADNSLabelPerNetworkAndFamily(t *testing.T) {
+func TestBlockName_isDNSLabelPerNetworkAndFamily(t *testing.T) {
 	for first, want := range map[string]string{
 		"10.20.0.16":  "storage-4-0a140010",
 		"fd00:20::40": "storage-6-fd000020000000000000000000000040",

@@ -189,7 +189,7 @@ func TestKey_removesFileThatItNoLongerNeeds(t *testing.T) {
 	})
 }
 
-func TestKey_limitsTheNumberOfFiles(t *testing.T) {
+func TestKey_limitsNumberOfFiles(t *testing.T) {
 	d := open(t)
 	for i := range 1000 {
 		release, err := d.Key(t.Context(), "claim-"+strconv.Itoa(i))

@@ -368,7 +368,7 @@ func (k *Kind) Detach(ctx context.Context, r attach.Record) error {
 		return err
 	}
 	if link, err := r.Link(); err == nil {
-		k.returnLease(ctx, link)
+		k.releaseLease(ctx, link)
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-func TestMissingCookie_namesTheRemedy(t *testing.T) {
+func TestMissingCookie_namesRemedy(t *testing.T) {
 	const held = "this node identifies senders by address only: a pod with CAP_NET_RAW can send as another pod and " +
 		"exceed its grant"
 	for name, test := range map[string]struct {

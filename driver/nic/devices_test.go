@@ -325,7 +325,7 @@ func TestDevice_debounceCarrier(t *testing.T) {
 	}
 }
 
-func TestGuaranteed_scalesWithTheLink(t *testing.T) {
+func TestGuaranteed_scalesWithLink(t *testing.T) {
 	for _, tc := range []struct{ line, reserve, granted, grant, want uint64 }{
 		{10e9, 100e6, 9.9e9, 1e9, 1e9},
 		{1e9, 100e6, 1.8e9, 200e6, 100e6},

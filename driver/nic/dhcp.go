@@ -100,7 +100,7 @@ func (k *Kind) firstLease(
 	setLease(link, lease)
 	a.Addresses = append(a.Addresses, lease.Address.Addr())
 	if err := k.apply(a, lease, routes, attempt.conn, attempt.sandbox.Packet); err != nil {
-		k.returnLease(ctx, *link)
+		k.releaseLease(ctx, *link)
 		return fmt.Errorf("address %s of DHCP server %s: %w", lease.Address, lease.Server, err)
 	}
 	return nil
@@ -238,12 +238,12 @@ func (k *Kind) apply(
 // giveBack releases a leased address that could not be added to its link.
 func (k *Kind) giveBack(ctx context.Context, link attach.Link, lease dhcp.Lease) {
 	setLease(&link, lease)
-	k.returnLease(ctx, link)
+	k.releaseLease(ctx, link)
 }
 
-// returnLease returns a deleted link's lease to the server. If that fails, the server keeps the address until the
+// releaseLease releases the lease of a deleted link. If that fails, the server keeps the address until the
 // lease expires.
-func (k *Kind) returnLease(ctx context.Context, link attach.Link) {
+func (k *Kind) releaseLease(ctx context.Context, link attach.Link) {
 	if link.DHCP == nil || link.DHCP.Address == "" {
 		return
 	}

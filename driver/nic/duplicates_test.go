@@ -52,7 +52,7 @@ func TestDuplicates_probesEachLinkOnce(t *testing.T) {
 	}
 }
 
-func TestDuplicates_probesAgainUntilTheOtherHostIsGone(t *testing.T) {
+func TestDuplicates_probesAgainUntilOtherHostIsGone(t *testing.T) {
 	d := newDuplicates()
 	link := testLink(1, 2)
 	address := netip.MustParseAddr("10.0.1.1")

@@ -79,8 +79,8 @@ func (k *Kind) inspect(ctx context.Context) {
 			addresses = describeAddresses(unknown)
 		}
 		if h.update(d.nic.Name, addresses, guarded) {
-			klog.FromContext(ctx).Info("NIC accepts addresses of no link, so source MAC addresses are hidden from all pods",
-				"interface", d.nic.Name, "addresses", addresses)
+			klog.FromContext(ctx).Info("NIC accepts addresses that no visible link has; "+
+				"source MAC addresses are hidden from all pods", "interface", d.nic.Name, "addresses", addresses)
 		}
 	}
 	h.keep(present)

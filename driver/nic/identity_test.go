@@ -54,7 +54,7 @@ func TestDevice_identity(t *testing.T) {
 	}
 }
 
-func TestIdentityPolicy_reachesNodeIfTheNetworkAllowsIt(t *testing.T) {
+func TestIdentityPolicy_reachesNodeIfNetworkAllows(t *testing.T) {
 	for _, allowed := range []bool{false, true} {
 		if got := identityPolicy(&config.Network{Allow: config.Allow{Node: allowed}}).ReachesNode; got != allowed {
 			t.Errorf("allow.node %t: got %t", allowed, got)

@@ -141,7 +141,7 @@ func TestStatusData_manyPodsIsBounded(t *testing.T) {
 }
 
 // The EndpointSlices of a Service need the addresses of all pods that share a claim.
-func TestStatusData_listsAllPodsOfANode(t *testing.T) {
+func TestStatusData_listsAllPodsOfNode(t *testing.T) {
 	for pods, describesLinks := range map[int]bool{20: true, 110: false} {
 		var attachments []driver.PodState
 		for i := range pods {

@@ -145,7 +145,7 @@ func TestApply_keepsTransitionTimes(t *testing.T) {
 	}
 }
 
-func TestApply_sendsTheUIDAndForcesOwnership(t *testing.T) {
+func TestApply_sendsUIDAndForcesOwnership(t *testing.T) {
 	claim := allocatedClaim()
 	client := fake.NewClientset()
 	client.PrependReactor("patch", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {

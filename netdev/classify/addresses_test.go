@@ -103,7 +103,7 @@ func TestAttack_manySecondaryAddresses(t *testing.T) {
 		e.skip(10 * time.Second) // the next call looks for the links again
 		start = time.Now()
 		if !e.inspect(true) {
-			t.Fatal("the NIC is not guarded while it accepts addresses of no link")
+			t.Fatal("the NIC is not guarded while it accepts addresses that no visible link has")
 		}
 		inspection = min(inspection, time.Since(start))
 	}
@@ -131,7 +131,7 @@ func (e *testEnv) addAndRemoveAddresses(p *pod) {
 		for first := 0; first < total; first += atOnce {
 			remove := p.addSecondaryAddresses(e.t, first, atOnce)
 			if !isGuarded() {
-				e.t.Fatal("the NIC is not guarded while it accepts addresses of no link")
+				e.t.Fatal("the NIC is not guarded while it accepts addresses that no visible link has")
 			}
 			remove()
 			isGuarded()

@@ -563,7 +563,7 @@ func TestProgram_dropsSpoofedFrames(t *testing.T) {
 	}
 }
 
-func TestProgram_permitsWhatTheNetworkAllows(t *testing.T) {
+func TestProgram_permitsWhatNetworkAllows(t *testing.T) {
 	withoutAddresses := func(_ *NIC, m *Member) { m.Addresses = nil }
 	policy := Policy{
 		Identity: IdentityEnforce, VLANs: []uint16{100}, MACs: []net.HardwareAddr{vrrpMAC},

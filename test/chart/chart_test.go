@@ -124,7 +124,7 @@ func TestChart_controllerCreatesItsLease(t *testing.T) {
 	t.Errorf("the controller cannot create a Lease; its rules: %v", role.Rules)
 }
 
-func TestChart_updateStrategyOfThePlugin(t *testing.T) {
+func TestChart_updateStrategyOfPlugin(t *testing.T) {
 	for set, want := range map[string][2]string{
 		"":                  {"10%", "0"},
 		"plugin.maxSurge=3": {"3", "0"},
@@ -229,7 +229,7 @@ func TestChart_labelsOfPodsAreNotInSelectors(t *testing.T) {
 	}
 }
 
-func TestChart_schemaRefusesLabelsOfTheChart(t *testing.T) {
+func TestChart_schemaRefusesLabelsOfChart(t *testing.T) {
 	for set, want := range map[string]string{
 		`commonLabels.app\.kubernetes\.io/name=other`:             "invalid propertyName 'app.kubernetes.io/name'",
 		`plugin.podLabels.app\.kubernetes\.io/component=other`:    "invalid propertyName 'app.kubernetes.io/component'",
@@ -242,7 +242,7 @@ func TestChart_schemaRefusesLabelsOfTheChart(t *testing.T) {
 }
 
 // Charts that depend on this one set enabled, for the field condition of the dependency.
-func TestChart_acceptsTheConditionOfADependency(t *testing.T) {
+func TestChart_acceptsConditionOfDependency(t *testing.T) {
 	mustRender(t, "enabled=true")
 }
 

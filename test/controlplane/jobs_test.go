@@ -570,7 +570,7 @@ func TestJobClaims_deniedAtCreation(t *testing.T) {
 }
 
 // A user who may create pods cannot join a pod to a Job that the pod does not belong to, or skip admission.
-func TestJobClaims_refusesPodsWithoutAJob(t *testing.T) {
+func TestJobClaims_refusesPodsWithoutJob(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)
 	ns := e.createNamespace(t, "stray")

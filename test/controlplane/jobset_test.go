@@ -396,7 +396,7 @@ func (e *testEnv) runJobSet(t *testing.T, f *failingClient) {
 }
 
 // A user without the right to create claims does not get it from JobSet's controller.
-func TestJobSet_authorNeedsTheRightToCreateClaims(t *testing.T) {
+func TestJobSet_authorNeedsPermissionToCreateClaims(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)
 	e.startJobSet(t)

@@ -71,7 +71,7 @@ func TestRBAC_controllerUsesEveryRight(t *testing.T) {
 	}
 	if !e.used.has("get cronjobs.batch") {
 		t.Run("claims of Jobs", TestJobClaims_deniedAtCreation)
-		t.Run("pods of no Job", TestJobClaims_refusesPodsWithoutAJob)
+		t.Run("pods of no Job", TestJobClaims_refusesPodsWithoutJob)
 	}
 	if !e.used.has("get statefulsets.apps") {
 		t.Run("claim that a StatefulSet holds", TestRelease_heldByStatefulSet)

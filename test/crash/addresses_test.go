@@ -114,7 +114,7 @@ func TestPlugin_blocksLinksWithLostAddressesBeforeItServes(t *testing.T) {
 
 // Attaching a pod fails after its link has got the address, and the link cannot be removed. No other
 // pod gets the address, even from the next plugin.
-func TestPlugin_keepsTheAddressOfALinkThatRemains(t *testing.T) {
+func TestPlugin_keepsAddressOfLinkThatRemains(t *testing.T) {
 	e := newTestEnv(t)
 	e.addPool()
 	e.start(func(c *pluginConfig) { c.Pools, c.Fail = true, []string{"put sender in map", "delete link"} })
@@ -134,7 +134,7 @@ func TestPlugin_keepsTheAddressOfALinkThatRemains(t *testing.T) {
 
 // A plugin is killed after a link got its address and before the plugin recorded the link. Another pod of the same
 // claim, which attaches first afterward, does not get the address.
-func TestPlugin_keepsTheAddressOfALinkThatIsNotRecorded(t *testing.T) {
+func TestPlugin_keepsAddressOfLinkThatIsNotRecorded(t *testing.T) {
 	e := newTestEnv(t)
 	e.addPool()
 	e.start(func(c *pluginConfig) {
@@ -187,7 +187,7 @@ func TestPlugin_assignsAddressesAfterNetworkWasRenamed(t *testing.T) {
 // The attachment record of a running pod is corrupt. The node does not assign its link's address to another pod or
 // return it to the pool, and garbage collection keeps the record although the claim was deleted: the pod may run until
 // the kubelet has stopped it. Afterward, the address is free.
-func TestPlugin_keepsTheAddressOfACorruptRecord(t *testing.T) {
+func TestPlugin_keepsAddressOfCorruptRecord(t *testing.T) {
 	e := newTestEnv(t)
 	e.must("create the pool", e.api.AddPool(&network.AddressPool{
 		ObjectMeta: metav1.ObjectMeta{Name: "single", UID: "single"},

@@ -26,7 +26,7 @@ import (
 // A pod changes the mode of its link in a way that lets it receive other pods' frames. The plugin blocks its frames
 // within a second, and unblocks them within a second after the pod reverts the change. Another pod, which changes its
 // link as fast as it can, does not delay the plugin.
-func TestPlugin_blocksChangedLinkWithinASecond(t *testing.T) {
+func TestPlugin_blocksChangedLinkWithinOneSecond(t *testing.T) {
 	e := newTestEnv(t)
 	e.start(nil)
 	pod := e.podWithAddress("changing", "10.20.0.5/16")
@@ -60,7 +60,7 @@ func TestPlugin_blocksChangedLinkWithinASecond(t *testing.T) {
 
 // A pod creates a link on the NIC in a network namespace that the node cannot see. The plugin hides the senders of
 // frames within a second.
-func TestPlugin_hidesSendersWithinASecond(t *testing.T) {
+func TestPlugin_hidesSendersWithinOneSecond(t *testing.T) {
 	e := newTestEnv(t)
 	e.start(nil)
 	attacker, other := e.podWithAddress("attacker", "10.20.0.5/16"), e.podWithAddress("other", "10.20.0.6/16")

@@ -14,7 +14,7 @@ import (
 
 // The kubelet prepares a claim again while a pod is attached. The helper then writes the metadata last, from before
 // the attachment. When the call returns, the file contains the attachment's network data.
-func TestPlugin_refreshesMetadataWhenAClaimIsPreparedAgain(t *testing.T) {
+func TestPlugin_refreshesMetadataWhenClaimIsPreparedAgain(t *testing.T) {
 	e := newTestEnv(t)
 	path := e.path(metadataDir, "metadata.json")
 	var outdated atomic.Pointer[[]byte] // replaces what the plugin writes next

@@ -94,7 +94,7 @@ func TestAdapt_keepsUserConfig(t *testing.T) {
 }
 
 // The names in the files that users copy are those that this package uses.
-func TestConfigs_nameTheCluster(t *testing.T) {
+func TestConfigs_nameCluster(t *testing.T) {
 	for _, file := range []string{"one-node.yaml", "two-nodes.yaml"} {
 		raw, err := os.ReadFile("../../demo/kind/" + file)
 		if err != nil {

@@ -24,7 +24,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/nic/ipam"
 )
 
-func TestAssign_takesABlockForManyAddresses(t *testing.T) {
+func TestAssign_takesBlockForManyAddresses(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
 		s.Gateway, s.Routes = "10.20.0.1", []string{"10.30.0.0/16"}
 		s.Nameservers = []string{"192.0.2.53"}
@@ -53,7 +53,7 @@ func TestAssign_takesABlockForManyAddresses(t *testing.T) {
 	}
 }
 
-func TestAssign_keepsTheAddressOfAnAttachment(t *testing.T) {
+func TestAssign_keepsAddressOfAttachment(t *testing.T) {
 	api := newFakeAPI(addressPool("office", nil))
 	node := newNode(t, api, "n1")
 	a := node.plugin(t.Context(), "p1", time.Second)
@@ -70,7 +70,7 @@ func TestAssign_keepsTheAddressOfAnAttachment(t *testing.T) {
 	}
 }
 
-func TestAssign_reusesTheAddressThatWasReleasedFirst(t *testing.T) {
+func TestAssign_reusesAddressThatWasReleasedFirst(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
 		s.Ranges, s.BlockSize = []string{"10.20.1.0/30"}, ptr.To(int32(4))
 	}))
@@ -117,7 +117,7 @@ func TestAssign_addressThatAnotherPluginAssignedAgain(t *testing.T) {
 	}
 }
 
-func TestAssign_releasesTheAddressIfItCannotBeRecorded(t *testing.T) {
+func TestAssign_releasesAddressIfItCannotBeRecorded(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.1"} }))
 	node := newNode(t, api, "n1")
 	a := node.plugin(t.Context(), "p1", time.Second)
@@ -231,7 +231,7 @@ func TestCheckStatic(t *testing.T) {
 	}
 }
 
-func TestAssign_namesTheNodeWithMostAddressesOfAnExhaustedPool(t *testing.T) {
+func TestAssign_namesNodeWithMostAddressesOfExhaustedPool(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.0/31"} }))
 	node, other := newNode(t, api, "n1"), newNode(t, api, "n2")
 	a := node.plugin(t.Context(), "p1", time.Second)
@@ -278,7 +278,7 @@ func TestAssign_refuses(t *testing.T) {
 
 // A user has written a block with invalid ranges. Nodes, including the node of that block, take no address
 // that it may mean, but take other addresses of the network.
-func TestAssign_besideABlockWithInvalidRanges(t *testing.T) {
+func TestAssign_nextToBlockWithInvalidRanges(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
 		s.Ranges, s.BlockSize = []string{"10.20.1.0/29"}, ptr.To(int32(4))
 	}))
@@ -310,7 +310,7 @@ func TestAssign_besideABlockWithInvalidRanges(t *testing.T) {
 // requests fail, some of them after the API server has carried them out, and plugins
 // restart. No two attachments ever have the same address, and at the end every address
 // can be assigned.
-func TestAssign_underFaultsNeverGivesAnAddressTwice(t *testing.T) {
+func TestAssign_underFaultsNeverAssignsAddressTwice(t *testing.T) {
 	const nodes, attachments = 6, 60
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
 		s.Ranges, s.BlockSize = []string{"10.20.1.0/26"}, ptr.To(int32(8))

@@ -41,7 +41,7 @@ func awaitReturned(t *testing.T, api *fakeAPI, node string) {
 	})
 }
 
-func TestAssign_keepsTheAddressOfAPodOfAStatefulSet(t *testing.T) {
+func TestAssign_keepsAddressOfPodOfStatefulSet(t *testing.T) {
 	api := newFakeAPI(addressPool("office", nil))
 	n1, n2 := newNode(t, api, "n1"), newNode(t, api, "n2")
 	a1, a2 := n1.plugin(t.Context(), "p1", 50*time.Millisecond), n2.plugin(t.Context(), "p2", 50*time.Millisecond)
@@ -148,7 +148,7 @@ func TestLost_takesKeptAddressesAgain(t *testing.T) {
 	n1.awaitLost(ipam.Lost{{Network: "storage", IP: assigned.Addresses[0].Addr()}: "n2"})
 }
 
-func TestAssign_limitsTheAddressesOfANamespace(t *testing.T) {
+func TestAssign_limitsAddressesOfNamespace(t *testing.T) {
 	const limit = 5
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.NamespaceLimit = ptr.To(int32(limit)) }))
 	var assigned atomic.Int32
@@ -193,7 +193,7 @@ func TestAssign_limitsTheAddressesOfANamespace(t *testing.T) {
 	})
 }
 
-func TestAssign_returnsUnusedAddressesOfALimitedPool(t *testing.T) {
+func TestAssign_returnsUnusedAddressesOfLimitedPool(t *testing.T) {
 	api := newFakeAPI(addressPool("office", nil))
 	node := newNode(t, api, "n1")
 	a := node.plugin(t.Context(), "p1", time.Second)

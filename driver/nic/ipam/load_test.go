@@ -21,7 +21,7 @@ import (
 
 // A plugin that was killed between the creation of its block and the check leaves a
 // block that may overlap another. Its successor does not use it.
-func TestLoad_deletesAnUnusedBlockThatOverlapsAnother(t *testing.T) {
+func TestLoad_deletesUnusedBlockThatOverlapsAnother(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.0/30"} }))
 	for name, node := range map[string]string{"storage-4-0a140100": "n1", "storage-4-0a140101": "n2"} {
 		_, err := api.CreateBlock(t.Context(), &network.AddressBlock{
@@ -104,9 +104,9 @@ func TestLoad_keepsUsedAddressesThatAnotherBlockHas(t *testing.T) {
 	}
 }
 
-// A plugin was killed before it could compare its block, which it created to take lost addresses again, with that of
+// A plugin was killed before it could compare its block, which it created to take back lost addresses, with that of
 // n2. Both blocks have an address that a link on n1 uses, and perhaps one on n2.
-func TestLoad_losesAddressesOfAnUncheckedBlockThatAnotherBlockHas(t *testing.T) {
+func TestLoad_losesAddressesOfUncheckedBlockThatAnotherBlockHas(t *testing.T) {
 	api := newFakeAPI(addressPool("office", nil))
 	node := newNode(t, api, "n1")
 	ctx, stop := context.WithCancel(t.Context())
@@ -135,7 +135,7 @@ func TestLoad_losesAddressesOfAnUncheckedBlockThatAnotherBlockHas(t *testing.T) 
 }
 
 // The plugin did not get the response to the request that ends the check of the block.
-func TestLoad_checksAnUncheckedBlock(t *testing.T) {
+func TestLoad_checksUncheckedBlock(t *testing.T) {
 	api := newFakeAPI(addressPool("office", nil))
 	node := newNode(t, api, "n1")
 	ctx, stop := context.WithCancel(t.Context())

@@ -135,7 +135,7 @@ func (a *Allocator) findLost(ctx context.Context) {
 	if len(lost) > 0 {
 		// An error must not keep the node from assigning other addresses.
 		if err := a.takeBack(ctx, lost); err != nil {
-			klog.FromContext(ctx).Error(err, "Failed to take lost addresses again; retrying")
+			klog.FromContext(ctx).Error(err, "Failed to take back lost addresses; retrying")
 		}
 	}
 	if len(lost) > 0 && !maps.Equal(a.lost, lost) {
@@ -218,7 +218,7 @@ func (a *Allocator) takeBackFrom(ctx context.Context, pool *addresspool.Pool, lo
 	if err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Took lost addresses again", "addressPool", pool.Name, "block", taken.object.Name,
+	klog.FromContext(ctx).Info("Took back lost addresses", "addressPool", pool.Name, "block", taken.object.Name,
 		"ranges", taken.object.Spec.Ranges)
 	a.blocks = append(a.blocks, taken)
 	maps.DeleteFunc(lost, func(address Address, _ string) bool { return a.has(address) })

@@ -126,7 +126,7 @@ func TestMaintenance_returnsUnusedBlocks(t *testing.T) {
 }
 
 // A node that no longer uses a pool returns all of it so that the pool can be deleted.
-func TestMaintenance_returnsAllBlocksOfAnUnusedPool(t *testing.T) {
+func TestMaintenance_returnsAllBlocksOfUnusedPool(t *testing.T) {
 	api := newFakeAPI(addressPool("office", nil))
 	node := newNode(t, api, "n1")
 	ctx, stop := context.WithCancel(t.Context())

@@ -21,7 +21,7 @@ import (
 
 // An attachment gets an address of the node's blocks although the API server does not answer, even while
 // the plugin waits for an answer, and after requests to return blocks have failed.
-func TestAssign_doesNotNeedTheAPIServer(t *testing.T) {
+func TestAssign_doesNotNeedAPIServer(t *testing.T) {
 	for name, hang := range map[string]bool{"requests fail": false, "requests hang": true} {
 		t.Run(name, func(t *testing.T) {
 			api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.BlockSize = ptr.To(int32(4)) }))
