@@ -418,7 +418,7 @@ func (m managedNIC) member(a Attachment) classify.Member {
 func (n *Node) Detach(a Attachment) error {
 	err := n.deleteLink(a)
 	if nic, enforced := n.enforcedNIC(a.Parent); enforced {
-		n.recordDetached(NewLinkKey(a.Parent, a.MAC))
+		n.history.addDetached(NewLinkKey(a.Parent, a.MAC), n.now())
 		err = errors.Join(err, n.classifier.RemoveMember(nic.member(a)), n.holdGatewaysOf(a))
 	}
 	return errors.Join(err, n.setGuarded(a, false, false))

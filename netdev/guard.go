@@ -19,22 +19,32 @@ import (
 // of such a link and guards its NIC: it replaces the source address of received frames with a random one, which no pod
 // can list. See hidden.go for links that the node does not see.
 
-// guards maps the interface index of each guarded NIC to the links that make the guard necessary. Node.mu protects it.
-type guards map[int]map[LinkKey]bool
+// nicGuard decides whether a NIC is guarded. Node.mu protects it.
+type nicGuard struct {
+	links      map[LinkKey]bool // links of attachments that make the guard necessary
+	inspection inspection       // the last result of Inspect
+	timer      guardTimer
+}
 
-// withGuard renews the timer of a NIC while a link makes guarding necessary, and returns the policy of the NIC
-// with the fields that follow from the timer. The caller holds n.mu.
-func (n *Node) withGuard(policy classify.Policy, index int) classify.Policy {
-	timer := n.guardTimers[index]
-	if len(n.guards[index]) > 0 || len(n.inspections[index].unknown) > 0 {
-		timer.renew(n.now())
-		n.guardTimers[index] = timer
+// guardOf returns the guard of a NIC. The caller holds n.mu.
+func (n *Node) guardOf(index int) *nicGuard {
+	if n.guards[index] == nil {
+		n.guards[index] = &nicGuard{links: map[LinkKey]bool{}}
 	}
-	policy.Guarded, policy.GuardTime = n.now().Before(timer.until), 0
-	if policy.Guarded {
-		policy.GuardTime = timer.length
+	return n.guards[index]
+}
+
+// policy renews the timer while a link makes guarding necessary, and returns p with the fields that follow from the
+// timer.
+func (g *nicGuard) policy(p classify.Policy, now time.Time) classify.Policy {
+	if len(g.links) > 0 || len(g.inspection.unknown) > 0 {
+		g.timer.renew(now)
 	}
-	return policy
+	p.Guarded, p.GuardTime = now.Before(g.timer.until), 0
+	if p.Guarded {
+		p.GuardTime = g.timer.length
+	}
+	return p
 }
 
 // resumeGuard starts the timer of a NIC that an earlier process has guarded, because this one has not looked for
@@ -46,7 +56,7 @@ func (n *Node) resumeGuard(index int) error {
 	}
 	if guarded {
 		length = max(length, minGuardTime)
-		n.guardTimers[index] = guardTimer{length: length, until: n.now().Add(length)}
+		n.guardOf(index).timer = guardTimer{length: length, until: n.now().Add(length)}
 	}
 	return nil
 }
@@ -58,7 +68,7 @@ func (n *Node) applyGuard(index int) error {
 	if !managed || !nic.Enforce {
 		return nil
 	}
-	policy := n.withGuard(nic.Policy, index)
+	policy := n.guardOf(index).policy(nic.Policy, n.now())
 	if nic.Policy.Guarded == policy.Guarded && nic.Policy.GuardTime == policy.GuardTime {
 		return nil
 	}
@@ -153,9 +163,9 @@ func (n *Node) describeMissing(a Attachment) (string, error) {
 	return fmt.Sprintf("the pod moved %s to another network namespace", a.Name), nil
 }
 
-// setGuarded adds the link of an attachment to guards, or removes it, and then starts or stops guarding its NIC. It
-// also records whether the link is displaced, which means that it is not up with its address, and another link can have
-// the address. A Detach that runs at the same time removes the entries of the classifier first.
+// setGuarded adds the link of an attachment to the guard of its NIC, or removes it, and then starts or stops guarding.
+// It also records whether the link is displaced, which means that it is not up with its address, and another link can
+// have the address. A Detach that runs at the same time removes the entries of the classifier first.
 func (n *Node) setGuarded(a Attachment, needed, displaced bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -167,27 +177,13 @@ func (n *Node) setGuarded(a Attachment, needed, displaced bool) error {
 		needed, displaced = needed && known, displaced && known
 	}
 	key := NewLinkKey(a.Parent, a.MAC)
-	if _, was := n.displaced[key]; was != displaced {
-		n.changes++
-	}
-	if displaced {
-		n.displaced[key] = a
+	n.history.setDisplaced(key, a, displaced)
+	if links := n.guardOf(a.Parent).links; needed {
+		links[key] = true
 	} else {
-		delete(n.displaced, key)
+		delete(links, key)
 	}
-	if n.guards[a.Parent] == nil {
-		n.guards[a.Parent] = map[LinkKey]bool{}
-	}
-	setOrDelete(n.guards[a.Parent], key, needed)
 	return n.applyGuard(a.Parent)
-}
-
-func setOrDelete(keys map[LinkKey]bool, key LinkKey, set bool) {
-	if set {
-		keys[key] = true
-	} else {
-		delete(keys, key)
-	}
 }
 
 // A pod could alternate between a link that takes other pods' frames and harmless ones, and

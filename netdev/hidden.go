@@ -6,7 +6,6 @@ package netdev
 import (
 	"bytes"
 	"fmt"
-	"maps"
 	"net"
 	"slices"
 	"time"
@@ -23,9 +22,6 @@ import (
 // up. But the NIC then accepts the address of a link that the node does not see.
 
 const (
-	// detachGracePeriod is how long the NIC may accept the address of a link after it was detached:
-	// the kernel removes the links of a namespace some time after the namespace has ended.
-	detachGracePeriod = 5 * time.Second
 	// verifyInterval is the shortest time after which Inspect looks again for the link of an address that it has seen
 	// before, because it lists the links of all namespaces to do so. verifyGuardedInterval is the same for a NIC that is
 	// already guarded.
@@ -43,8 +39,8 @@ const (
 // inspection is the result of Inspect for a NIC.
 type inspection struct {
 	accepted []macAddress       // that the NIC accepts, in the kernel's order
-	changes  uint64             // Node.changes before they were listed
-	detached uint64             // Node.detached before they were listed
+	changes  uint64             // linkHistory.changes before they were listed
+	detached uint64             // linkHistory.detached before they were listed
 	compared time.Time          // when all of them were compared with the attachments
 	known    addressSet         // those that an attachment had, since compared
 	excused  bool               // whether a recently detached link has one of them
@@ -102,16 +98,16 @@ func (n *Node) Inspect(index int) (unknown []net.HardwareAddr, guarded bool, err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.inspections[index] = found
+	n.guardOf(index).inspection = found
 	err = n.applyGuard(index)
 	return found.unknown, n.managed[index].Policy.Guarded, err
 }
 
 func (n *Node) inspect(nic managedNIC) (now inspection, err error) {
 	n.mu.Lock()
-	last := n.inspections[nic.Index]
-	now.changes, now.detached = n.changes, n.detached
+	last := n.guardOf(nic.Index).inspection
 	n.mu.Unlock()
+	now.changes, now.detached = n.history.counts()
 	if now.accepted, err = n.acceptedAddresses(nic.Index); err != nil {
 		return now, err
 	}
@@ -175,7 +171,7 @@ func (n *Node) suspects(
 		if bytes.Equal(mac[:], nic.MAC) {
 			continue // a bridge lists its own address
 		}
-		recent := n.wasDetachedRecently(NewLinkKey(nic.Index, mac[:]))
+		recent := n.history.wasDetachedRecently(NewLinkKey(nic.Index, mac[:]), n.now())
 		excused = excused || recent
 		if recent {
 			continue
@@ -247,32 +243,12 @@ func (n *Node) isExpected(nic managedNIC, mac macAddress, known addressSet) (boo
 // isAtOwnLink reports whether the link of an attachment has the attachment's address, as far as the Node knows: it
 // reads the link if that was different the last time.
 func (n *Node) isAtOwnLink(nic managedNIC, mac macAddress) (bool, error) {
-	n.mu.Lock()
-	a, displaced := n.displaced[NewLinkKey(nic.Index, mac[:])]
-	n.mu.Unlock()
+	a, displaced := n.history.displacedWith(NewLinkKey(nic.Index, mac[:]))
 	if !displaced {
 		return true, nil
 	}
 	link, err := n.linkOf(a)
 	return link != nil && link.Flags&net.FlagUp != 0 && bytes.Equal(link.HardwareAddr, mac[:]), err
-}
-
-// wasDetachedRecently reports whether a link was detached less than detachGracePeriod ago.
-func (n *Node) wasDetachedRecently(key LinkKey) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	at, detached := n.detachedAt[key]
-	return detached && n.now().Sub(at) < detachGracePeriod
-}
-
-// recordDetached records that a link is being detached.
-func (n *Node) recordDetached(key LinkKey) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	maps.DeleteFunc(n.detachedAt, func(_ LinkKey, at time.Time) bool { return n.now().Sub(at) >= detachGracePeriod })
-	n.detachedAt[key] = n.now()
-	n.changes++
-	n.detached++
 }
 
 // visibleAddresses returns the addresses of the links on a NIC that are up, in the node's namespace and in all

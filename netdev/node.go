@@ -35,6 +35,7 @@ type Node struct {
 	failpoints failpoint.Injector
 	loaded     func()
 	now        func() time.Time
+	history    *linkHistory
 
 	// guarding is held while the links of a pod are read and one of them is blocked or unblocked. Otherwise, an older
 	// reading could replace the result of a newer one. It is locked before mu.
@@ -48,18 +49,11 @@ type Node struct {
 	seesRoutes bool                 // whether the classifier recognizes frames by their route
 	managed    map[int]managedNIC   // by interface index
 	arrivals   map[int]*arrival     // of NICs with enforcement, by interface index
-	guards     guards
-	// inspections are the results of Inspect, by interface index.
-	inspections map[int]inspection
-	guardTimers map[int]guardTimer   // by interface index
-	gateways    map[int][]netip.Addr // set by SetGateways, by interface index
+	guards     map[int]*nicGuard    // by interface index
+	gateways   map[int][]netip.Addr // set by SetGateways, by interface index
 	// keepingRoutes are the NICs that keepRoutes has succeeded for, by interface index.
 	keepingRoutes map[int]bool
-	displaced     map[LinkKey]Attachment // attachments with a link that is down or has another MAC address; see setGuarded
-	detachedAt    map[LinkKey]time.Time  // when links were detached; see detachGracePeriod
-	changes       uint64                 // number of changes of displaced and detachedAt
-	detached      uint64                 // number of links that were detached
-	cookies       map[int]uint64         // of namespaces, by ID; see recordNamespace
+	cookies       map[int]uint64 // of namespaces, by ID; see recordNamespace
 }
 
 // managedNIC is a NIC that Manage was called for.
@@ -219,17 +213,12 @@ func NewNode(o Options) (*Node, error) {
 		managed:    map[int]managedNIC{},
 		arrivals:   map[int]*arrival{},
 		now:        o.Now,
-		guards:     guards{},
-
-		inspections: map[int]inspection{},
-		guardTimers: map[int]guardTimer{},
-		gateways:    map[int][]netip.Addr{},
+		guards:     map[int]*nicGuard{},
+		gateways:   map[int][]netip.Addr{},
 
 		keepingRoutes: map[int]bool{},
-
-		displaced:  map[LinkKey]Attachment{},
-		cookies:    map[int]uint64{},
-		detachedAt: map[LinkKey]time.Time{},
+		history:       newLinkHistory(),
+		cookies:       map[int]uint64{},
 	}, nil
 }
 
@@ -337,7 +326,7 @@ func (n *Node) desired(c NICConfig, old managedNIC, known bool) (desired managed
 			return desired, err
 		}
 	}
-	c.Policy = n.withGuard(c.Policy, c.Index)
+	c.Policy = n.guardOf(c.Index).policy(c.Policy, n.now())
 	trees, multiQueueErr, err := n.trees(c, old.trees, known)
 	return managedNIC{NICConfig: c, trees: trees, multiQueueErr: multiQueueErr}, err
 }
@@ -421,8 +410,6 @@ func (n *Node) Unmanage(name string, index int) (found bool, err error) {
 	defer n.mu.Unlock()
 	delete(n.managed, index)
 	delete(n.arrivals, index)
-	delete(n.inspections, index)
-	delete(n.guardTimers, index)
 	delete(n.guards, index)
 	delete(n.gateways, index)
 	delete(n.keepingRoutes, index)
