@@ -110,8 +110,9 @@ test: ## run all checks and test suites, as CI does, and print the time of each
 	+@MAKE='$(MAKE)' .ci/suites.sh
 
 test-build: prerequisites-dhcp cluster-binaries bin/helm bin/gotestsum $(IMAGES) bin/images/crash.tar bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/demo bin/e2e.test bin/kind bin/kind-demo previous-release ## build what the test suites need, except the checks
-	@# Compiling next to the suites that measure would change what they measure.
-	go test -vet=off -c -o /dev/null ./netdev/classify ./test/crash
+	@# Compiling next to the suites that measure would change what they measure, and the longest suite that waits
+	@# would start late.
+	go test -vet=off -c -o /dev/null ./netdev/classify ./test/crash ./test/controlplane
 	(cd test/bench && go test -vet=off -c -o /dev/null . && go build -o /dev/null ./report)
 
 test-unit: ## run the tests of all packages [20 min]

@@ -21,8 +21,8 @@
 // For each attachment, the plugin keeps a Record in its run directory, on a tmpfs that only root can read. With it, a
 // restarting container finds its attachment even while no plugin runs.
 //
-// The package also contains the Opener, which opens such sockets for the plugin in running pods' namespaces, and the
-// Installation of the hook on the node.
+// The package also contains the Opener, which opens such sockets for the plugin in running pods' namespaces. Package
+// install installs the hook on the node.
 //
 // # Version skew
 //

@@ -34,6 +34,9 @@ type Hook struct {
 // AnnounceIPv6Flag is the name of the hook's flag that sets AnnounceIPv6.
 const AnnounceIPv6Flag = "announce-ipv6"
 
+// TryFlag is the name of the flag that makes the hook exit immediately.
+const TryFlag = "try"
+
 // DefaultWait is less than the kubelet's timeout of two minutes for requests to
 // the runtime.
 const DefaultWait = 60 * time.Second

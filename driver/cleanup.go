@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/attach/install"
 	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
@@ -58,7 +59,7 @@ func (d *Driver) cleanupKinds(ctx context.Context) (failed error) {
 }
 
 func (d *Driver) removeHooks() error {
-	hooks, failed := attach.Hooks(filepath.Dir(d.options.Hook))
+	hooks, failed := install.Hooks(filepath.Dir(d.options.Hook))
 	for _, hook := range hooks {
 		failed = errors.Join(failed, files.Remove(d.options.Failpoints, "hook", hook))
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/attach/install"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 	"github.com/dra-shared/dra-driver-shared/internal/probe"
@@ -273,7 +274,7 @@ func (gc *garbageCollector) hooks(context.Context) (orphans []Orphan, err error)
 		return nil, err
 	}
 	used[gc.options.Hook] = true
-	installed, err := attach.Hooks(filepath.Dir(gc.options.Hook))
+	installed, err := install.Hooks(filepath.Dir(gc.options.Hook))
 	for _, path := range installed {
 		if !used[path] {
 			orphans = append(orphans, gc.file("hook", path))

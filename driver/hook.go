@@ -13,13 +13,13 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
-	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/attach/install"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
 // hookInstaller keeps the hook installed.
 type hookInstaller struct {
-	installation *attach.Installation // nil if another program installs the hook
+	installation *install.Installation // nil if another program installs the hook
 	path         string
 	warnings     *warnings
 	degradations *degradations

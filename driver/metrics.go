@@ -11,7 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
-	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/attach/install"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
@@ -100,7 +100,7 @@ func (m *metrics) observe(operation string, start time.Time, err error) {
 
 // deviceCollector reads the state of the devices when metrics are collected.
 type deviceCollector struct {
-	installation *attach.Installation // nil if another process installs the hook
+	installation *install.Installation // nil if another process installs the hook
 	records      *nodeRecords
 	kinds        kinds
 }

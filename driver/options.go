@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/events"
 
-	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/attach/install"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 )
 
@@ -47,7 +47,7 @@ type Options struct {
 	// Hook is the path of the installed hook on the node. Default: Installation's path.
 	Hook string
 	// Installation installs the hook. Default: the hook is at its path already.
-	Installation *attach.Installation
+	Installation *install.Installation
 	// Instance distinguishes plugins that run at the same time: the pod's UID.
 	Instance string
 	// RollingUpdate allows two plugins to overlap (kubelet 1.33 or newer).

@@ -25,6 +25,7 @@ import (
 
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/attach/install"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/internal/probe"
@@ -351,13 +352,13 @@ func metric(t *testing.T, registry *prometheus.Registry, name string) float64 {
 }
 
 // installation returns an installation of a hook that does nothing.
-func (p *plugin) installation() *attach.Installation {
+func (p *plugin) installation() *install.Installation {
 	p.t.Helper()
 	source := filepath.Join(p.dir, "hook-source")
 	if err := os.WriteFile(source, []byte("#!/bin/sh\n"), 0o600); err != nil {
 		p.t.Fatal(err)
 	}
-	installation, err := attach.NewInstallation(source, filepath.Join(p.dir, "hook"), "", nil)
+	installation, err := install.New(source, filepath.Join(p.dir, "hook"), "", nil)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -481,7 +482,7 @@ func TestInstallation_mountOptions(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
-			installation, err := attach.NewInstallation(source, dir, "", nil)
+			installation, err := install.New(source, dir, "", nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -13,7 +13,8 @@ import (
 // links of a namespace some time after the namespace has ended.
 const detachGracePeriod = 5 * time.Second
 
-// linkHistory is what a Node remembers about links that have changed since they were attached. It is safe for concurrent use.
+// linkHistory is what a Node remembers about links that have changed since they were attached. It is safe for
+// concurrent use.
 type linkHistory struct {
 	mu         sync.Mutex
 	displaced  map[LinkKey]Attachment // attachments with a link that is down or has another MAC address

@@ -35,6 +35,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/api"
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/attach/install"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/accelerator"
 	"github.com/dra-shared/dra-driver-shared/driver/fabric"
@@ -206,7 +207,7 @@ func (f *flags) completeOptions(ctx context.Context, c *rest.Config) (stop func(
 	if f.hookDir == "" {
 		f.hookDir = filepath.Join(f.PluginDir, "hook")
 	}
-	if f.Installation, err = attach.NewInstallation(f.hookSource, f.hookDir, f.nodeMounts, f.Failpoints); err != nil {
+	if f.Installation, err = install.New(f.hookSource, f.hookDir, f.nodeMounts, f.Failpoints); err != nil {
 		return nil, err
 	}
 	if f.Client, err = kubernetes.NewForConfig(c); err != nil {

@@ -247,7 +247,7 @@ func (s *source) describe(e ast.Expr) (kind, refers string) {
 		kind, refers := s.describe(e.Value)
 		return "map of string to " + kind, refers
 	case *ast.SelectorExpr:
-		if pkg, ok := e.X.(*ast.Ident); ok && pkg.Name == "params" {
+		if pkg, ok := e.X.(*ast.Ident); ok && pkg.Name == "v1alpha1" {
 			return "string", "" // an enumeration of the parameters of claims
 		}
 		return strings.ToLower(e.Sel.Name[:1]) + e.Sel.Name[1:], ""

@@ -12,14 +12,14 @@ import (
 
 // Packages of the API.
 const (
-	paramsPath     = "api/v1alpha1"
+	parametersPath = "api/v1alpha1"
 	configPath     = "api/config/v1alpha1"
 	schedulingPath = "api/scheduling/v1beta1"
 	networkPath    = "api/network/v1alpha1"
 )
 
 func parametersPage(root string) (string, error) {
-	return typesPage(root, paramsPath, "dra-shared.dev/v1alpha1", "NetworkAttachment", "AcceleratorShare")
+	return typesPage(root, parametersPath, "dra-shared.dev/v1alpha1", "NetworkAttachment", "AcceleratorShare")
 }
 
 func configPage(root string) (string, error) {
@@ -53,21 +53,21 @@ func statusPage(root string) (string, error) {
 	m.paragraph("The driver writes one element of `status.devices` per share into a ResourceClaim. " +
 		"Its field `data` holds one of the kinds below. Consumers must check `apiVersion` and `kind` before they " +
 		"read other fields.")
-	data, err := typesPage(root, paramsPath, "dra-shared.dev/v1alpha1",
+	data, err := typesPage(root, parametersPath, "dra-shared.dev/v1alpha1",
 		"NetworkStatus", "NetworkStatusSummary", "FabricStatusSummary")
 	if err != nil {
 		return "", err
 	}
-	conditions, err := constantsPage(root, paramsPath, "conditions.go")
+	conditions, err := constantsPage(root, parametersPath, "conditions.go")
 	return m.String() + data + conditions, err
 }
 
 func namesPage(root string) (string, error) {
-	names, err := constantsPage(root, paramsPath, "names.go")
+	names, err := constantsPage(root, parametersPath, "names.go")
 	if err != nil {
 		return "", err
 	}
-	labels, err := constantsPage(root, paramsPath, "metrics.go")
+	labels, err := constantsPage(root, parametersPath, "metrics.go")
 	if err != nil {
 		return "", err
 	}
@@ -75,7 +75,7 @@ func namesPage(root string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	membership, err := typesPage(root, paramsPath, "dra-shared.dev/v1alpha1", "FabricMembership")
+	membership, err := typesPage(root, parametersPath, "dra-shared.dev/v1alpha1", "FabricMembership")
 	return names + labels + scheduling + membership, err
 }
 

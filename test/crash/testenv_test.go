@@ -46,6 +46,7 @@ import (
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/attach/install"
 	"github.com/dra-shared/dra-driver-shared/device/fabricpool"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/fabric"
@@ -186,7 +187,7 @@ func newPlugin(c pluginConfig, failpoints failpoint.Injector) (*plugin, error) {
 	if err := os.WriteFile(source, []byte("#!/bin/sh\n"), 0o600); err != nil {
 		return nil, err
 	}
-	installation, err := attach.NewInstallation(source, hook, "", failpoints)
+	installation, err := install.New(source, hook, "", failpoints)
 	if err != nil {
 		return nil, err
 	}
@@ -837,7 +838,7 @@ func (e *testEnv) nothingLeft() error {
 // that runs.
 func (e *testEnv) isOfRunningPlugin(path string) bool {
 	name := filepath.Base(path)
-	hooks, err := attach.Hooks(e.path("hook"))
+	hooks, err := install.Hooks(e.path("hook"))
 	isHook := err == nil && len(hooks) > 0 && name == filepath.Base(hooks[0])
 	return isHook || strings.Contains(name, e.config.Instance+".") || strings.Contains(name, e.config.Instance+"-reg")
 }

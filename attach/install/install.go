@@ -1,7 +1,8 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package attach
+// Package install installs the hook on the node.
+package install
 
 import (
 	"bytes"
@@ -17,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
@@ -31,11 +33,11 @@ type Installation struct {
 
 const hookPrefix = "dra-shared-hook-"
 
-// NewInstallation reads the hook and determines its path in dir. The file name contains a hash of the content, so a
+// New reads the hook and determines its path in dir. The file name contains a hash of the content, so a
 // version never replaces another one, which may be running or in a container's CDI spec. nodeMounts is the path of a
 // file with the node's mounts, such as its /proc/1/mountinfo; if it is empty, this process has the same mounts as the
 // node.
-func NewInstallation(source, dir, nodeMounts string, failpoints failpoint.Injector) (*Installation, error) {
+func New(source, dir, nodeMounts string, failpoints failpoint.Injector) (*Installation, error) {
 	content, err := os.ReadFile(source)
 	if err != nil {
 		return nil, fmt.Errorf("read the hook: %w", err)
@@ -99,21 +101,18 @@ func (i *Installation) Check() error {
 // tryTimeout limits one run of the hook.
 const tryTimeout = 10 * time.Second
 
-// Try runs the installed hook with TryFlag, which makes it do nothing. It fails if the kernel or a security module
-// forbids this process to execute files in the directory. It cannot detect a rule that applies only to the runtime,
-// which has a different security context.
+// Try runs the installed hook with attach.TryFlag, which makes it do nothing. It fails if the kernel or a security
+// module forbids this process to execute files in the directory. It cannot detect a rule that applies only to the
+// runtime, which has a different security context.
 func (i *Installation) Try(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
-	if out, err := exec.CommandContext(ctx, i.path, "-"+TryFlag).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, i.path, "-"+attach.TryFlag).CombinedOutput(); err != nil {
 		return fmt.Errorf("run the installed hook: %w %s: may files of this directory be executed on the node? "+
 			"Otherwise choose another (--hook-dir, plugin.hookDir in the chart's values)", err, bytes.TrimSpace(out))
 	}
 	return nil
 }
-
-// TryFlag is the flag that makes the hook exit immediately.
-const TryFlag = "try"
 
 // Hooks returns the paths of the hooks that are installed in a directory.
 func Hooks(dir string) ([]string, error) {
