@@ -109,7 +109,7 @@ reload: bin/cluster $(IMAGES) ## load rebuilt images into the cluster, and resta
 test: ## run all checks and test suites, as CI does, and print the time of each
 	+@MAKE='$(MAKE)' .ci/suites.sh
 
-test-build: prerequisites-dhcp cluster-binaries bin/helm bin/gotestsum $(IMAGES) bin/images/crash.tar bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/demo bin/e2e.test bin/kind bin/kind-demo previous-release ## build what the test suites need, except the checks
+test-build: prerequisites-dhcp cluster-binaries bin/helm bin/gotestsum $(IMAGES) bin/images/crash.tar bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/demo bin/e2e.test bin/kind bin/kind-demo bin/jobset bin/dra-shared-controller previous-release ## build what the test suites need, except the checks
 	@# Compiling next to the suites that measure would change what they measure, and the longest suite that waits
 	@# would start late.
 	go test -vet=off -c -o /dev/null ./netdev/classify ./test/crash ./test/controlplane

@@ -67,7 +67,7 @@ func (p *probes) check(ctx context.Context, name string) (err error) {
 // from reaching the plugin, or a node directory was removed. A plugin that waits for its predecessor does not have
 // sockets.
 func (p *probes) live() error {
-	if p.takeover.waitReason() != nil {
+	if p.takeover.isWaiting() {
 		return nil
 	}
 	if err := p.checkDirectories(); err != nil {
@@ -132,7 +132,7 @@ func pingSocket(path string) error {
 // started returns an error until the kubelet has registered the plugin. The kubelet
 // must not restart a plugin that waits for its predecessor.
 func (p *probes) started() error {
-	if p.takeover.waitReason() == nil && !p.registered.Load() {
+	if !p.takeover.isWaiting() && !p.registered.Load() {
 		return errors.New("the kubelet has not registered the plugin")
 	}
 	return nil

@@ -68,6 +68,9 @@ func (d *Driver) newTakeover() *takeover {
 	}
 }
 
+// isWaiting reports whether this plugin waits.
+func (t *takeover) isWaiting() bool { return t.waiting.Load() != nil }
+
 // waitReason returns why this plugin waits, or nil if it does not wait.
 func (t *takeover) waitReason() error {
 	if reason := t.waiting.Load(); reason != nil {
