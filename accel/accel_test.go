@@ -88,7 +88,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-func TestFind_GPUsOfNVIDIA(t *testing.T) {
+func TestFind_NVIDIAGPUs(t *testing.T) {
 	host, files := machine(t, "eight-h200")
 	devices, err := host.Find(accel.Match{Class: "0302", Vendor: "10de"})
 	if err != nil || len(devices) != 8 {
@@ -144,7 +144,7 @@ func TestTree_roundTrip(t *testing.T) {
 	}
 }
 
-func TestHost_Watch_noticesDeviceNodes(t *testing.T) {
+func TestHost_Watch_reportsDeviceNodeChanges(t *testing.T) {
 	dev := t.TempDir()
 	noticed := make(chan struct{}, 100)
 	ended := make(chan error, 1)

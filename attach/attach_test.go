@@ -78,7 +78,7 @@ func TestReceive_returnsMessageAndDescriptors(t *testing.T) {
 	}
 }
 
-func TestReceive_refusesOtherNumbersOfDescriptors(t *testing.T) {
+func TestReceive_refusesWrongNumberOfDescriptors(t *testing.T) {
 	before := descriptors(t)
 	for _, n := range []int{0, 1, 3, 10} {
 		a, b := pair(t)
@@ -194,7 +194,7 @@ func TestRequest_validate_refusesMissingFields(t *testing.T) {
 	}
 }
 
-func TestRecords_areFoundByNamespace(t *testing.T) {
+func TestRecords_findByNamespace(t *testing.T) {
 	dir := t.TempDir()
 	s := OpenRecords(dir, "boot", nil)
 	one := Record{
@@ -232,7 +232,7 @@ func TestRecords_areFoundByNamespace(t *testing.T) {
 	}
 }
 
-func TestRecords_List_returnsReadableRecordsBesidesUnreadableOnes(t *testing.T) {
+func TestRecords_List_withUnreadableRecords(t *testing.T) {
 	s := OpenRecords(t.TempDir(), "boot", nil)
 	good := Record{ClaimUID: "good", Share: "s", Namespace: Namespace{Cookie: 1}}
 	if err := s.Write(good); err != nil {
@@ -522,7 +522,7 @@ func (answering) Refused(context.Context, Request) {}
 
 // The hook tries the newest socket first, by the time of the file. A change of the
 // clock affects only the order.
-func TestHook_reachesItsPluginAfterClockChanges(t *testing.T) {
+func TestHook_reachesPluginAfterClockChanges(t *testing.T) {
 	dir := t.TempDir()
 	server, err := Listen(dir, "alive", answering{})
 	if err != nil {

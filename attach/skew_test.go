@@ -38,7 +38,7 @@ func TestSkew_pluginAcceptsPreviousHook(t *testing.T) {
 	}
 }
 
-func TestSkew_hookSendsWhatPreviousPluginAccepts(t *testing.T) {
+func TestSkew_previousPluginAcceptsHook(t *testing.T) {
 	want := fixture(t, "request.json")
 	var r Request
 	if err := json.Unmarshal(want, &r); err != nil {
@@ -104,7 +104,7 @@ func TestSkew_readsPreviousRecord(t *testing.T) {
 
 // The plugin is rolled back while pods run: the previous release reads what this
 // one wrote.
-func TestSkew_writesWhatPreviousReleaseReads(t *testing.T) {
+func TestSkew_previousReleaseReadsRecord(t *testing.T) {
 	want := fixture(t, "record.json")
 	r, err := decodeRecord(want)
 	if err != nil {

@@ -358,8 +358,8 @@ not to meet it. The case of the requirement failed each time; the last column li
 	return b.Bytes()
 }
 
-// TestRun_callsOfCase fails if the report of a case has calls of the case before it.
-func TestRun_callsOfCase(t *testing.T) {
+// TestRun_reportsOnlyCallsOfCase fails if the report of a case has calls of the case before it.
+func TestRun_reportsOnlyCallsOfCase(t *testing.T) {
 	c := referenceConfig(t, "CDI-02")
 	c.Only = []string{"PREP-01", "CDI-02"}
 	report, err := Run(t.Context(), c, nil)

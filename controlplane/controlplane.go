@@ -143,11 +143,11 @@ func New(ctx context.Context, restConfig *rest.Config, o Options) (manager.Manag
 	o.Mode = selected.mode
 	rotator := newRotator(cluster, o)
 	peers := newPeerAuth(o, rotator)
-	leader, err := newLeadingReplica(restConfig, o, peers)
+	leading, err := newLeadingReplica(restConfig, o, peers)
 	if err != nil {
 		return nil, err
 	}
-	m, err := newManager(restConfig, o, rotator, leader)
+	m, err := newManager(restConfig, o, rotator, leading)
 	if err != nil {
 		return nil, err
 	}
@@ -155,7 +155,7 @@ func New(ctx context.Context, restConfig *rest.Config, o Options) (manager.Manag
 		return nil, err
 	}
 	if o.Webhook.Port != 0 {
-		if err := addWebhooks(ctx, m, o, leader, peers); err != nil {
+		if err := addWebhooks(ctx, m, o, leading, peers); err != nil {
 			return nil, err
 		}
 	}
@@ -272,10 +272,10 @@ func newManager(
 
 // addWebhooks registers the admission handlers.
 func addWebhooks(
-	ctx context.Context, m manager.Manager, o Options, leader *admission.LeadingReplica, peers peerAuth,
+	ctx context.Context, m manager.Manager, o Options, leading *admission.LeadingReplica, peers peerAuth,
 ) error {
 	shards := admission.NewShards(clock.RealClock{})
-	shards.LeadingReplica = leader
+	shards.LeadingReplica = leading
 	informer, err := m.GetCache().GetInformer(ctx, &corev1.Pod{}, cache.BlockUntilSynced(false))
 	if err != nil {
 		return err

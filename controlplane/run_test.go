@@ -69,7 +69,7 @@ func TestRun_whileAPIServerIsUnavailable(t *testing.T) {
 	}
 }
 
-func TestRun_endsIfAddressIsInUse(t *testing.T) {
+func TestRun_failsIfAddressIsInUse(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -27,7 +27,7 @@ func (c *endingContext) Err() error {
 }
 
 // A pod that only waits for the other pods of its claim reports that, and why attaching those fails.
-func TestAttach_reportsWhatItWaitedFor(t *testing.T) {
+func TestAttach_reportsCauseOfWait(t *testing.T) {
 	d := newUnstarted(t)
 	expect := func(pod, want string) {
 		t.Helper()

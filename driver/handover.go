@@ -41,8 +41,8 @@ func newHandover(locks lock.Dir, instance string) *handover {
 	return &handover{locks: locks, instance: instance}
 }
 
-// takeOver acquires the lock of this plugin, which is then the newest.
-func (h *handover) takeOver() error {
+// becomeNewest acquires the lock of this plugin, which is then the newest.
+func (h *handover) becomeNewest() error {
 	unlock, err := h.locks.Named(lifecycleLock)
 	if err != nil {
 		return err

@@ -143,7 +143,7 @@ func TestDriver_startsBeforeDefaultRoute(t *testing.T) {
 }
 
 // A plugin that stops without claims leaves nothing, and one with claims leaves what the next one needs.
-func TestDriver_stateOfNICsEndsWithLastClaim(t *testing.T) {
+func TestDriver_removesNICStateFileWithLastClaim(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "10M", "")
 	p.mustPrepare(c)
@@ -161,7 +161,7 @@ func TestDriver_stateOfNICsEndsWithLastClaim(t *testing.T) {
 }
 
 // At rest, the plugin does not write.
-func TestDriver_writesStateOfNICsOnlyWhenItChanges(t *testing.T) {
+func TestDriver_writesNICStateFileOnlyAfterChange(t *testing.T) {
 	o := &operations{counts: map[string]int{}}
 	p := newPlugin(t)
 	p.stop()

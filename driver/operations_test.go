@@ -39,7 +39,7 @@ func (o *operations) during(do func()) map[string]int {
 	return maps.Clone(o.counts)
 }
 
-func TestDriver_operations_doNotDependOnShares(t *testing.T) {
+func TestDriver_operations_doNotDependOnShareCount(t *testing.T) {
 	o := &operations{counts: map[string]int{}}
 	p := newPlugin(t)
 	p.stop()

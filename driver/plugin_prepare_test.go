@@ -115,7 +115,7 @@ func TestPrepare_afterReallocationDetachesOldShare(t *testing.T) {
 	}
 }
 
-func TestPrepare_againKeepsLink(t *testing.T) {
+func TestPrepare_repeatedlyKeepsLink(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]

@@ -54,7 +54,7 @@ func TestReport_retriesAndKeepsEntriesOfOtherDrivers(t *testing.T) {
 	}
 }
 
-func TestReport_limitsWritesForPodThatRepeatedlyChangesItsLink(t *testing.T) {
+func TestReport_limitsWritesForRepeatedLinkChanges(t *testing.T) {
 	for name, refused := range map[string]int32{"writes succeed": 0, "writes fail": math.MaxInt32} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlugin(t)
@@ -162,7 +162,7 @@ func TestReport_readsUnattachedClaimsInEveryRound(t *testing.T) {
 }
 
 // A share that no pod gets attached is not unattached.
-func TestReport_readsClaimsThatAreNotAttachedInOneRound(t *testing.T) {
+func TestReport_readsClaimsThatNeedNoAttachmentOnce(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("monitor", "100M", "")
 	c.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)

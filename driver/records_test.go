@@ -15,7 +15,7 @@ import (
 )
 
 // Shares that the driver cannot see must not look free.
-func TestRecords_unlisted(t *testing.T) {
+func TestRecords_failIfDirectoryCannotBeListed(t *testing.T) {
 	for _, unlisted := range []string{"claims", "attached"} {
 		t.Run(unlisted, func(t *testing.T) {
 			dir := t.TempDir()

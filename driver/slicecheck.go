@@ -136,7 +136,8 @@ func (p *publisher) confirmPublished(ctx context.Context, want resourceslice.Dri
 	case complete && resourceslice.DevicesDeepEqual(published, devices):
 		p.reportStored()
 		p.reportFieldsStored()
-	case complete && fieldsDropped && resourceslice.DevicesDeepEqual(withoutGated(published), withoutGated(devices)):
+	case complete && fieldsDropped &&
+		resourceslice.DevicesDeepEqual(withoutDroppedFields(published), withoutDroppedFields(devices)):
 		p.reportStored()
 	}
 	return nil
@@ -190,14 +191,15 @@ func (p *publisher) reportStored() {
 
 // reportFieldsStored reports that the API server has all fields of the slices.
 func (p *publisher) reportFieldsStored() {
-	p.publication.restoreFields()
+	p.publication.clearDropped()
 	p.degradations.end(v1alpha1.DegradedFeaturesDisabled)
 	p.warnings.end(v1alpha1.EventReasonFeaturesDisabled, "", v1alpha1.EventReasonFeaturesEnabled,
 		"the API server now stores all fields of the ResourceSlices")
 }
 
-// withoutGated returns copies of devices without the fields that the API server drops while feature gates are off.
-func withoutGated(devices []resourceapi.Device) []resourceapi.Device {
+// withoutDroppedFields returns copies of devices without the fields that the API server drops while feature gates are
+// off.
+func withoutDroppedFields(devices []resourceapi.Device) []resourceapi.Device {
 	out := make([]resourceapi.Device, len(devices))
 	for i := range devices {
 		devices[i].DeepCopyInto(&out[i])

@@ -77,7 +77,7 @@ func TestPublication_check(t *testing.T) {
 		"other fields dropped":    {pool(true, true), func(p *publication) { p.setDropped(nil) }, nil, true},
 		"fields restored": {pool(true), func(p *publication) {
 			p.setDropped(dropped)
-			p.restoreFields()
+			p.clearDropped()
 		}, nil, true},
 		"some work without fields": {pool(true, false), func(p *publication) { p.setDropped(dropped) }, nil, true},
 		"no devices":               {pool(), func(p *publication) { p.setDropped(dropped) }, nil, true},

@@ -60,8 +60,8 @@ func (p *publication) setDropped(reason error) {
 	p.confirmed, p.dropped = true, reason
 }
 
-// restoreFields notes that the API server no longer drops fields.
-func (p *publication) restoreFields() {
+// clearDropped notes that the API server no longer drops fields.
+func (p *publication) clearDropped() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.dropped = nil

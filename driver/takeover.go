@@ -34,8 +34,8 @@ type waitError struct {
 func (e *waitError) Error() string { return e.err.Error() }
 func (e *waitError) Unwrap() error { return e.err }
 
-// refused returns err as the reason why this plugin must not replace its predecessor.
-func refused(err error) *waitError {
+// mustWait returns err as the reason why this plugin must not replace its predecessor.
+func mustWait(err error) *waitError {
 	return &waitError{event: v1alpha1.EventReasonHandoverRefused,
 		err: fmt.Errorf("not taking over from the running plugin: %w", err)}
 }
@@ -126,14 +126,14 @@ func (t *takeover) try(ctx context.Context) error {
 	if len(t.handover.predecessors()) > 0 {
 		var err error
 		if published, err = t.publisher.publishedDevices(ctx); err != nil {
-			return refused(fmt.Errorf("list the devices of the running plugin: %w", err))
+			return mustWait(fmt.Errorf("list the devices of the running plugin: %w", err))
 		}
 		err = t.eachChecker(func(c TakeoverChecker) error { return c.CheckTakeover(ctx, published) })
 		if err != nil {
-			return refused(err)
+			return mustWait(err)
 		}
 	}
-	if err := t.handover.takeOver(); err != nil {
+	if err := t.handover.becomeNewest(); err != nil {
 		return err
 	}
 	// A plugin that stopped while this one waited may have removed the directories.
@@ -152,7 +152,7 @@ func (t *takeover) try(ctx context.Context) error {
 		err = t.eachChecker(func(c TakeoverChecker) error { return c.RecheckTakeover(published) })
 	}
 	if err != nil {
-		wait := refused(err)
+		wait := mustWait(err)
 		wait.changed = true
 		return wait
 	}

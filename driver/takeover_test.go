@@ -164,7 +164,7 @@ func TestTakeover_hookCannotBeInstalledAtFirst(t *testing.T) {
 }
 
 // The directory of the hook cannot be used for a while, and then has the hook as before.
-func TestHook_missingForSomeTime(t *testing.T) {
+func TestHook_temporarilyMissing(t *testing.T) {
 	p := newPlugin(t)
 	p.stop()
 	recorder := events.NewFakeRecorder(100)
@@ -397,7 +397,7 @@ func TestHook_removed(t *testing.T) {
 }
 
 // Another program removes the hook of an earlier release, which the specs of its claims name.
-func TestHook_formerRemoved(t *testing.T) {
+func TestHook_hookOfEarlierReleaseRemoved(t *testing.T) {
 	p := newPlugin(t)
 	p.stop()
 	p.options.Installation = p.installation()

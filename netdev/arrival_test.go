@@ -40,7 +40,7 @@ func TestDirection(t *testing.T) {
 }
 
 // Frames that reach a queue without their class are dropped there, and counted.
-func TestArrival_strays(t *testing.T) {
+func TestArrival_countsStrayFrames(t *testing.T) {
 	for name, test := range map[string]struct {
 		counts []uint64
 		want   uint64

@@ -78,7 +78,7 @@ type Attachment struct {
 	// Audited means that frames without the identity of the link are not dropped,
 	// because an earlier release attached it.
 	Audited bool
-	// Blocking selects when ReadAndGuard and Guard block the link.
+	// Blocking selects when ReadAndBlock and UpdateBlocking block the link.
 	Blocking Blocking
 }
 
@@ -118,7 +118,7 @@ func (n *Node) Attach(pod PodNamespace, s LinkSpec) (Attachment, error) {
 	if a.NSID, err = n.conn.NamespaceID(pod.File); err != nil {
 		return a, err
 	}
-	n.recordNamespace(a.NSID, a.Cookie)
+	n.rememberNamespace(a.NSID, a.Cookie)
 	if err := errors.Join(n.checkAddresses(nic, s), n.addGateways(nic, s)); err != nil {
 		return a, err
 	}

@@ -65,7 +65,7 @@ func TestNode_Attach_createsLinkFromSpec(t *testing.T) {
 }
 
 // The links of a pod on one network have the same routes of pools.
-func TestNode_Attach_keepsRoutesThatPodHas(t *testing.T) {
+func TestNode_Attach_keepsExistingRoutesOfPod(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node, pod := newNode(t, nic), nstest.New(t)
 	// No address of the link is in the network of the second gateway.
@@ -163,7 +163,7 @@ func TestNode_Attach_addsTablesRulesAndNeighbors(t *testing.T) {
 	})
 }
 
-func TestNode_Attach_removesRulesIfOneIsRefused(t *testing.T) {
+func TestNode_Attach_removesRulesAfterFailure(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node, pod := newNode(t, nic), nstest.New(t)
 	_, err := node.Attach(pod.Pod(), netdev.LinkSpec{
@@ -271,7 +271,7 @@ func TestNode_Attach_replacesLinkOfInterruptedAttempt(t *testing.T) {
 	}
 }
 
-func TestNode_Attach_replacesLinkThatHasItsProvisionalName(t *testing.T) {
+func TestNode_Attach_replacesLinkWithProvisionalName(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node, pod := newNode(t, nic), nstest.New(t)
 	attach(t, node, pod, netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private}) // net1

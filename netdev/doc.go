@@ -5,7 +5,7 @@
 // (Inventory), creates a macvlan for each share in the network namespace of the
 // pod (Node.Attach), limits the share's bandwidth on the node (packages
 // classify and shape), and reads the state of the link from the kernel
-// (Node.ReadAndGuard).
+// (Node.ReadAndBlock).
 //
 // The package depends on the kernel and not on Kubernetes. It writes no files. To
 // detach a link after a restart, the caller stores the Attachment, which identifies

@@ -104,19 +104,19 @@ func violation(a Attachment, macvlans []macvlanState) (text string, link *macvla
 	return text, link
 }
 
-// Guard blocks or unblocks the link of an attachment, as ReadAndGuard does.
-func (n *Node) Guard(a Attachment) error {
-	_, err := n.guard(a)
+// UpdateBlocking blocks or unblocks the link of an attachment, as ReadAndBlock does.
+func (n *Node) UpdateBlocking(a Attachment) error {
+	_, err := n.updateBlocking(a)
 	return err
 }
 
-// guard blocks the link of an attachment if its pod changed it in a way that lets it receive other
+// updateBlocking blocks the link of an attachment if its pod changed it in a way that lets it receive other
 // pods' frames or delay their broadcasts, or if Attachment.Blocking asks for it, and unblocks it
 // otherwise. It returns a description of the pod's change, or "". It does nothing without
 // enforcement.
-func (n *Node) guard(a Attachment) (text string, err error) {
-	n.guarding.Lock()
-	defer n.guarding.Unlock()
+func (n *Node) updateBlocking(a Attachment) (text string, err error) {
+	n.blocking.Lock()
+	defer n.blocking.Unlock()
 	nic, enforced := n.enforcedNIC(a.Parent)
 	if !enforced || a.Mode == 0 {
 		return "", nil

@@ -91,7 +91,7 @@ func (i *Inventory) Sysfs() fs.ReadLinkFS {
 
 // List returns the NICs ordered by name. It omits the loopback interface, IFB
 // devices, and interfaces that are stacked on a NIC for pods (macvlan, macvtap,
-// ipvlan). NIC.Uplink takes into account what earlier calls found, and RestoreUplinks.
+// ipvlan). NIC.Uplink takes into account what earlier calls found, and AddUplinks.
 func (i *Inventory) List() ([]NIC, error) {
 	links, err := listLinks()
 	if err != nil {
@@ -141,8 +141,8 @@ func (i *Inventory) Uplinks() []string {
 	return slices.Sorted(maps.Keys(i.uplinks))
 }
 
-// RestoreUplinks makes links uplinks that an earlier Inventory has found.
-func (i *Inventory) RestoreUplinks(names []string) {
+// AddUplinks makes links uplinks that an earlier Inventory has found.
+func (i *Inventory) AddUplinks(names []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for _, name := range names {

@@ -84,7 +84,7 @@ func TestInventory_List_followsDefaultRouteThroughStackedLinks(t *testing.T) {
 				t.Errorf("uplinks after the default route was removed (-want +got):\n%s", diff)
 			}
 			next := netdev.NewInventory("/sys")
-			next.RestoreUplinks(inventory.Uplinks())
+			next.AddUplinks(inventory.Uplinks())
 			if diff := cmp.Diff(tc.want, uplinks(t, next)); diff != "" {
 				t.Errorf("uplinks of the next Inventory (-want +got):\n%s", diff)
 			}

@@ -85,7 +85,7 @@ func (c changes) expectNoLinksChangedBeforeEnd(t *testing.T, namespace *nstest.N
 }
 
 // Routing daemons and network plugins of Kubernetes may add and remove thousands of routes.
-func TestNode_Watch_reportsOnlyRoutesThatMatter(t *testing.T) {
+func TestNode_Watch_reportsOnlyRelevantRoutes(t *testing.T) {
 	bridge(t, "br0", "198.51.100.1/32")
 	end, changes := nstest.New(t), watch(t, newNode(t))
 	changes.expectResync(t)

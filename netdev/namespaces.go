@@ -7,8 +7,8 @@ package netdev
 // it was not running or its socket overflowed. The cookie of a namespace is never reused, but only a socket in the
 // namespace shows it, so Attach records it.
 
-// recordNamespace records the cookie of the namespace that has an ID.
-func (n *Node) recordNamespace(id int, cookie uint64) {
+// rememberNamespace records the cookie of the namespace that has an ID.
+func (n *Node) rememberNamespace(id int, cookie uint64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.cookies[id] = cookie

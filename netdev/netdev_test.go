@@ -45,7 +45,7 @@ func attach(t testing.TB, node *netdev.Node, pod *nstest.Namespace, spec netdev.
 
 func read(t testing.TB, node *netdev.Node, a netdev.Attachment) netdev.LinkState {
 	t.Helper()
-	state, err := node.ReadAndGuard(a)
+	state, err := node.ReadAndBlock(a)
 	if err != nil {
 		t.Fatalf("Read: %v", err)
 	}

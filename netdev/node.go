@@ -37,9 +37,9 @@ type Node struct {
 	now        func() time.Time
 	history    *linkHistory
 
-	// guarding is held while the links of a pod are read and one of them is blocked or unblocked. Otherwise, an older
+	// blocking is held while the links of a pod are read and one of them is blocked or unblocked. Otherwise, an older
 	// reading could replace the result of a newer one. It is locked before mu.
-	guarding sync.Mutex
+	blocking sync.Mutex
 
 	mu         sync.Mutex
 	classifier *classify.Classifier // nil until Manage gets the first NIC to enforce
@@ -53,7 +53,7 @@ type Node struct {
 	gateways   map[int][]netip.Addr // set by SetGateways, by interface index
 	// keepingRoutes are the NICs that keepRoutes has succeeded for, by interface index.
 	keepingRoutes map[int]bool
-	cookies       map[int]uint64 // of namespaces, by ID; see recordNamespace
+	cookies       map[int]uint64 // of namespaces, by ID; see rememberNamespace
 }
 
 // managedNIC is a NIC that Manage was called for.

@@ -24,7 +24,7 @@ func linkPayload(flags uint32, attrs ...*nl.RtAttr) []byte {
 	return payload
 }
 
-func TestOwnLinks_shows(t *testing.T) {
+func TestOwnLinks_isChange(t *testing.T) {
 	number := func(kind int, value uint32) *nl.RtAttr { return nl.NewRtAttr(kind, nl.Uint32Attr(value)) }
 	name := nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("nic0"))
 	up := func(attrs ...*nl.RtAttr) []byte {

@@ -44,16 +44,16 @@ type LinkState struct {
 	Unchecked bool
 }
 
-// ReadAndGuard returns the current state of a link. If the link does not exist, it returns the zero LinkState and a nil
+// ReadAndBlock returns the current state of a link. If the link does not exist, it returns the zero LinkState and a nil
 // error. If the pod changed the link in a way that lets it receive other pods' frames or delay their broadcasts,
-// ReadAndGuard blocks it until the pod reverts the change.
-func (n *Node) ReadAndGuard(a Attachment) (LinkState, error) {
+// ReadAndBlock blocks it until the pod reverts the change.
+func (n *Node) ReadAndBlock(a Attachment) (LinkState, error) {
 	link, err := n.linkOf(a)
 	if err != nil {
 		return LinkState{}, err
 	}
 	if link == nil {
-		_, err := n.guard(a)
+		_, err := n.updateBlocking(a)
 		return LinkState{}, err
 	}
 	s := LinkState{
@@ -66,7 +66,7 @@ func (n *Node) ReadAndGuard(a Attachment) (LinkState, error) {
 		Switched: a.Mode == Bridge,
 	}
 	s.Unchecked = n.IsUnchecked()
-	if s.Blocked, err = n.guard(a); err != nil {
+	if s.Blocked, err = n.updateBlocking(a); err != nil {
 		return s, err
 	}
 	if s.Addresses, err = n.addresses(a); err != nil {

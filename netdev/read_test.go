@@ -89,7 +89,7 @@ func TestNode_Read_returnsEachAddressOnce(t *testing.T) {
 		}
 		return err
 	})
-	state, err := node.ReadAndGuard(a)
+	state, err := node.ReadAndBlock(a)
 	if want := []netip.Prefix{netip.MustParsePrefix("10.99.0.1/32")}; err != nil || !slices.Equal(state.Addresses, want) {
 		t.Errorf("Read returned the addresses %v and error %v, want %v", state.Addresses, err, want)
 	}

@@ -115,7 +115,7 @@ func (s *Snapshot) Identified(a Attachment) (bool, error) {
 	return s.node.classifier.Knows(a.Parent, a.MAC)
 }
 
-// Blocked reports whether the link of an attachment is blocked; see LinkState. ReadAndGuard then
+// Blocked reports whether the link of an attachment is blocked; see LinkState. ReadAndBlock then
 // examines the link.
 func (s *Snapshot) Blocked(a Attachment) (bool, error) {
 	nic, enforced := s.nics[a.Parent]

@@ -16,7 +16,7 @@ import (
 
 // The ends of a veth pair report a speed of 10 Gbit/s.
 
-func TestInventory_List_bondFollowsItsMembers(t *testing.T) {
+func TestInventory_List_bondFollowsMembers(t *testing.T) {
 	for _, tc := range []struct {
 		mode           netlink.BondMode
 		speed          uint64 // with both members
@@ -74,7 +74,7 @@ func expectNIC(
 	})
 }
 
-func TestInventory_List_VLANFollowsItsNIC(t *testing.T) {
+func TestInventory_List_VLANFollowsNIC(t *testing.T) {
 	nstest.Cable(t, "nic0", "switch0")
 	inventory, changes := netdev.NewInventory(nstest.MountSysfs(t)), watch(t, newNode(t))
 	nstest.VLAN(t, "nic0", "nic0.100", 100)

@@ -22,7 +22,7 @@ func TestTransmitQueues_followsEthtool(t *testing.T) {
 	}
 }
 
-func TestTransmitQueues_ofLinkWithoutChannels(t *testing.T) {
+func TestTransmitQueues_linkWithoutChannels(t *testing.T) {
 	const loopback = 1
 	if got, err := netdev.TransmitQueues(loopback); err != nil || got != 1 {
 		t.Errorf("TransmitQueues of the loopback interface returned %d and error %v, want 1", got, err)

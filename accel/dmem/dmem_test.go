@@ -120,7 +120,7 @@ func TestRegionOf(t *testing.T) {
 }
 
 // This test runs where the kernel has the controller.
-func TestLimiter_onThisKernel(t *testing.T) {
+func TestLimiter_onRunningKernel(t *testing.T) {
 	raw, err := os.ReadFile("/sys/fs/cgroup/" + capacityFile)
 	if err != nil {
 		t.Skipf("no cgroup controller dmem: %v (see docs/dev/limits.md)", err)

@@ -73,7 +73,7 @@ const (
 	RefusedPassed = "passed"
 )
 
-// Checks of the node's kernel. They are the values of the label check on the metric dra_shared_kernel_check.
+// Kernel checks. They are the values of the label check on the metric dra_shared_kernel_check.
 const (
 	// KernelCheckNetnsCookie means that the kernel identifies a frame's sender by its network namespace's cookie, which
 	// a kernel helper returns, and by the source MAC address.
@@ -88,8 +88,8 @@ const (
 	KernelCheckForwardedByRoute = "ForwardedByRoute"
 	// KernelCheckARPSender means that the classifier knows which network namespace ARP comes from.
 	KernelCheckARPSender = "ARPSender"
-	// KernelCheckSenderLists means that the classifier hides senders from macvlans that list them (mode source): such a
-	// link would receive other pods' frames, or keep them from all others.
+	// KernelCheckSenderLists means that the classifier replaces the source address of a frame if a macvlan lists its
+	// sender (mode source): such a link would receive other pods' frames, or keep them from all others.
 	KernelCheckSenderLists = "SenderLists"
 	// KernelCheckTCX means that the classifier runs before programs that other owners have attached to the NIC.
 	KernelCheckTCX = "TCX"

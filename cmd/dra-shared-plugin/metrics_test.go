@@ -189,7 +189,7 @@ func freeAddress(t *testing.T) string {
 }
 
 // The plugin also ends because of an error, while its context continues.
-func TestFlags_startMetrics_stopEndsServer(t *testing.T) {
+func TestFlags_startMetrics_stopClosesServer(t *testing.T) {
 	address := freeAddress(t)
 	_, ctx := ktesting.NewTestContext(t)
 	registry := prometheus.NewRegistry()
@@ -206,7 +206,7 @@ func TestFlags_startMetrics_stopEndsServer(t *testing.T) {
 	(&flags{}).startMetrics(ctx, registry, problems)() // without --metrics-address
 }
 
-func TestMetricsServer_twoPluginsOfRollingUpdate(t *testing.T) {
+func TestMetricsServer_duringRollingUpdate(t *testing.T) {
 	address := freeAddress(t)
 	problems := noProblems{t, make(chan struct{}, 2)}
 	var stopOld func()

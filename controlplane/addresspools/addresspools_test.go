@@ -196,7 +196,7 @@ func TestReconcile_keepsBlocksOfNodeThatReturns(t *testing.T) {
 
 // Two controllers run, as when a new leading replica takes over. The node returns after one of them has read
 // that it is lost, and the other one has seen it.
-func TestReconcile_anotherControllerSawNodeReturn(t *testing.T) {
+func TestReconcile_keepsBlocksIfAnotherControllerSawNodeReturn(t *testing.T) {
 	for name, b := range map[string]*network.AddressBlock{
 		"for any pod": block("b", "n2", "10.20.1.4-10.20.1.7"), "kept": keptBlock("b", "n2", "web-0"),
 	} {

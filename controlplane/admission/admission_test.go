@@ -310,7 +310,7 @@ spec:
   containers: [{name: c, image: i, resources: {}, anotherOne: [1]}]
 `
 
-func TestPods_replacesTemplatesByClaimsOfPodGroup(t *testing.T) {
+func TestPods_replacesTemplatesWithClaimsOfPodGroup(t *testing.T) {
 	for _, m := range []mode.Mode{mode.Bridge, mode.Native} {
 		var pod corev1.Pod
 		response := admit(t, newPods(t, m), review(t, "", podOfGroup), &pod)
@@ -416,7 +416,7 @@ func TestPods_denies(t *testing.T) {
 // A pod that names a PodGroup by the field may be a pod of one of Kubernetes' own
 // PodGroups, even if the controller is in bridge mode: the cluster may support
 // PodGroups without claims.
-func TestPods_leavesPodsOfOtherPodGroupsAlone(t *testing.T) {
+func TestPods_ignoresPodsOfOtherPodGroups(t *testing.T) {
 	for _, tc := range []struct {
 		name, group string
 		mode        mode.Mode
@@ -442,7 +442,7 @@ func TestPods_leavesPodsOfOtherPodGroupsAlone(t *testing.T) {
 
 // A pod of another project costs at most one request to the API server, and does not get a warning if the answer is an
 // error.
-func TestPods_requestsForPodsOfOtherPodGroups(t *testing.T) {
+func TestPods_limitsRequestsForPodsOfOtherPodGroups(t *testing.T) {
 	for _, tc := range []struct {
 		name, group string
 		unreadable  bool
@@ -507,7 +507,7 @@ func TestPods_bridgeModeRemovesField(t *testing.T) {
 
 // A user who names the driver's PodGroup in the annotation and Kubernetes' of the same name in the field
 // wants both: the pod stays in its gang, and waits behind no gate.
-func TestPods_inTwoPodGroupsOfOneName(t *testing.T) {
+func TestPods_podGroupsWithSameName(t *testing.T) {
 	var pod corev1.Pod
 	admit(t, newPods(t, mode.Bridge), review(t, "", `{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: both}},
 		spec: {schedulingGroup: {podGroupName: both}, containers: [{name: c, resources: {}}],

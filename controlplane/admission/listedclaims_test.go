@@ -205,7 +205,7 @@ func cronJobYAML(annotation string) string {
 
 // The replicated jobs of a JobSet often list the same claims. The API server is asked once about them: a hundred
 // requests would take longer than the timeout of the webhook.
-func TestListedClaims_Handle_asksOnceAboutSameClaims(t *testing.T) {
+func TestListedClaims_Handle_reviewsEqualClaimsOnce(t *testing.T) {
 	jobs := newJobs(t)
 	requests := 0
 	c, ok := jobs.Client.(client.WithWatch)
@@ -311,7 +311,7 @@ func newJobPods(t *testing.T) *Pods {
 	return p
 }
 
-func TestPods_getClaimsOfJob(t *testing.T) {
+func TestPods_addsClaimsOfJob(t *testing.T) {
 	p := newJobPods(t)
 	var pod corev1.Pod
 	response := admit(t, p, review(t, "", podOfJob(t, "", "")), &pod)
@@ -354,7 +354,7 @@ func TestPods_getClaimsOfJob(t *testing.T) {
 }
 
 // A pod that replaces another gets the claims that exist, even if their template was deleted.
-func TestPods_getClaimsOfJobWithoutTemplate(t *testing.T) {
+func TestPods_addsClaimsOfJobWithoutTemplate(t *testing.T) {
 	p := newJobPods(t)
 	c, ok := p.Client.(client.Client)
 	if !ok {
@@ -387,7 +387,7 @@ func hasGate(pod *corev1.Pod) bool {
 }
 
 // A scheduler that waits for all pods of a group would wait for ever.
-func TestPods_ofJobs_getNoGateForOtherSchedulers(t *testing.T) {
+func TestPods_addsNoGateForOtherSchedulers(t *testing.T) {
 	for _, pod := range []string{
 		podOfJob(t, "", ", schedulerName: volcano"),
 		podOfJob(t, "", ", schedulingGroup: {podGroupName: of-kubernetes}"),

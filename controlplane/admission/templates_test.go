@@ -9,7 +9,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 )
 
-func TestTemplates_keepPodGroupInAnnotation(t *testing.T) {
+func TestTemplates_copiesPodGroupToAnnotation(t *testing.T) {
 	pods := newPods(t, mode.Bridge)
 	for _, tc := range []struct{ object, path string }{
 		{`{spec: {template: {spec: {schedulingGroup: {podGroupName: group}}}}}`, "/spec/template/metadata"},
@@ -43,7 +43,7 @@ func TestTemplates_keepPodGroupInAnnotation(t *testing.T) {
 	}
 }
 
-func TestTemplates_ofOtherPodGroups(t *testing.T) {
+func TestTemplates_podGroupsOfKubernetes(t *testing.T) {
 	pods := newPods(t, mode.Bridge)
 	for _, name := range []string{"later", "both"} {
 		request := review(t, "", `{spec: {template: {spec: {schedulingGroup: {podGroupName: `+name+`}}}}}`)

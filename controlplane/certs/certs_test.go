@@ -224,7 +224,7 @@ func TestRotator_renewsServingCertificate(t *testing.T) {
 }
 
 // A certificate that nothing renews must fail, or the tests above prove nothing.
-func TestRotator_withoutSyncCertificateExpires(t *testing.T) {
+func TestRotator_certificateExpiresWithoutSync(t *testing.T) {
 	e := newTestEnv(t)
 	r := e.replica()
 	e.sync(r)
@@ -401,7 +401,7 @@ func TestRotator_replacesUnusableAuthority(t *testing.T) {
 
 // An earlier release, which runs next to this one during an upgrade or a rollback,
 // replaces ca.crt and does not know the next authority.
-func TestRotator_discardsNextAuthorityThatIsNotTrusted(t *testing.T) {
+func TestRotator_discardsUntrustedNextAuthority(t *testing.T) {
 	e := newTestEnv(t)
 	r := e.replica()
 	e.sync(r)
@@ -427,7 +427,7 @@ func TestRotator_discardsNextAuthorityThatIsNotTrusted(t *testing.T) {
 	}
 }
 
-func TestRotator_replicasThatRaceAgreeOnAuthority(t *testing.T) {
+func TestRotator_racingReplicasAgreeOnAuthority(t *testing.T) {
 	for _, tc := range []struct {
 		verb    string
 		objects []runtime.Object
@@ -516,7 +516,7 @@ func TestRotator_Start(t *testing.T) {
 	}
 }
 
-func TestRotator_injectsIntoOthersIfOneConfigurationIsMissing(t *testing.T) {
+func TestRotator_injectsIntoRemainingConfigurations(t *testing.T) {
 	e := newTestEnv(t)
 	if err := e.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(
 		t.Context(),

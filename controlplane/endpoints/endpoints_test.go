@@ -322,7 +322,7 @@ func TestReconcile_refusesInvalidServices(t *testing.T) {
 }
 
 // A failed read does not change the endpoints of the Service.
-func TestReconcile_keepsEndpointsIfItCannotRead(t *testing.T) {
+func TestReconcile_keepsEndpointsAfterReadError(t *testing.T) {
 	e := newEnv(t, service(nil), pod("team", "a", true, "a"),
 		claim("team", "a", status("storage", "team/a", "10.20.0.1/16"), "a"))
 	e.reconcile()

@@ -114,7 +114,7 @@ func ownerRole() *rbacv1.ClusterRole {
 	return &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "controller", UID: "role"}}
 }
 
-func TestPublisher_ownsItsSlices(t *testing.T) {
+func TestPublisher_setsOwnerOfSlices(t *testing.T) {
 	client := fake.NewClientset(ownerRole())
 	events := watchSlices(t, client)
 	stop := startPublisher(t, &Publisher{
@@ -263,7 +263,7 @@ func TestPublisher_deletesSliceOfRemovedFabric(t *testing.T) {
 	}
 }
 
-func TestPublisher_failsWithoutItsOwner(t *testing.T) {
+func TestPublisher_failsWithoutOwner(t *testing.T) {
 	p := &Publisher{
 		Client: fake.NewClientset(), DriverName: driverName, Owner: "no-such-role", Config: &config.DriverConfig{},
 	}

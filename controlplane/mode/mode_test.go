@@ -206,7 +206,7 @@ func TestWatcher_repeatsDryRunOncePerMinute(t *testing.T) {
 
 func TestWatcher_runsOnEveryReplica(t *testing.T) {
 	if (&Watcher{}).NeedLeaderElection() {
-		t.Error("only the leader watches the mode, but every replica serves admission")
+		t.Error("only the leading replica watches the mode, but every replica serves admission")
 	}
 }
 

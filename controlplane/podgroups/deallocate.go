@@ -45,7 +45,7 @@ func (r *Reconciler) deletedClaimChange(ctx context.Context, g *group, s *shared
 	if err != nil {
 		return claims.Change{}, err
 	}
-	age := r.deletions.recordAndAge(claim.UID, time.Now())
+	age := r.deletions.age(claim.UID, time.Now())
 	changeFor := func(pods []*corev1.Pod) claims.Change {
 		return claims.DeletedClaimChange(claim, g.owner, waitingEntries(claim, s.Name, pods, native, age)...)
 	}

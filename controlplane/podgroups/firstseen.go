@@ -21,12 +21,12 @@ type firstSeen struct {
 
 type sighting struct{ first, last time.Time }
 
-// forgottenAfter is how long after the last call for an object recordAndAge forgets the object. While the object is in
+// forgottenAfter is how long after the last call for an object age forgets the object. While the object is in
 // the state, the controller calls again at least every leaderInterval.
 const forgottenAfter = 10 * time.Minute
 
-// recordAndAge records that the controller sees the object in the state, and returns the time since it first did.
-func (f *firstSeen) recordAndAge(uid types.UID, now time.Time) time.Duration {
+// age records that the controller sees the object in the state, and returns the time since it first did.
+func (f *firstSeen) age(uid types.UID, now time.Time) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	isForgotten := func(_ types.UID, s sighting) bool { return now.Sub(s.last) > forgottenAfter }

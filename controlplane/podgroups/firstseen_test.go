@@ -21,7 +21,7 @@ func TestFirstSeen_age(t *testing.T) {
 		{"a", 0, 0}, {"a", time.Minute, time.Minute}, {"b", time.Minute, 0},
 		{"b", forgottenAfter + time.Minute, forgottenAfter}, {"a", forgottenAfter + 2*time.Minute, 0},
 	} {
-		if got := f.recordAndAge(step.uid, start.Add(step.at)); got != step.want {
+		if got := f.age(step.uid, start.Add(step.at)); got != step.want {
 			t.Errorf("time since %s was first seen, after %s: got %s, want %s", step.uid, step.at, got, step.want)
 		}
 	}

@@ -72,7 +72,7 @@ func (r *Reconciler) ungatePods(ctx context.Context, g *group) error {
 	var writes errgroup.Group
 	writes.SetLimit(maxConcurrentUngates)
 	now := time.Now()
-	g.leadership = g.leaders(func(pod types.UID) time.Duration { return r.rejections.recordAndAge(pod, now) })
+	g.leadership = g.leaders(func(pod types.UID) time.Duration { return r.rejections.age(pod, now) })
 	disabled := g.Annotations[scheduling.GatesAnnotation] == scheduling.GatesDisabled
 	for _, pod := range g.pods {
 		gated := isGated(pod) && !r.ungated.has(pod.UID)

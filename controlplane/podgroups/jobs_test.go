@@ -156,7 +156,7 @@ func TestJobReconciler_states(t *testing.T) {
 
 // Only a claim that was generated for a Job is deleted with it: a user may forge the annotation, or let a Job hold a
 // claim by the annotation reserved-for.
-func TestJobReconciler_leavesOtherClaimsAlone(t *testing.T) {
+func TestJobReconciler_ignoresOtherClaims(t *testing.T) {
 	byUser := jobClaimNamed("net")
 	byUser.Name, byUser.OwnerReferences = "by-user", nil
 	c, _ := reconcileJob(t, byUser)

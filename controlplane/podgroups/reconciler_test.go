@@ -576,7 +576,7 @@ func TestReconciler_completesDeletionOfClaim(t *testing.T) {
 	e.expectEvent("ClaimDeleted")
 }
 
-func TestReconciler_deletedClaimStaysReservedForPodBoundInAPIServer(t *testing.T) {
+func TestReconciler_deletedClaimKeepsEntryWhenCacheIsStale(t *testing.T) {
 	name := generatedName()
 	pending := testPod("a", name)
 	pending.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))
@@ -594,7 +594,7 @@ func TestReconciler_deletedClaimStaysReservedForPodBoundInAPIServer(t *testing.T
 
 // The clock of the controller is five minutes ahead of the API server's: the scheduler may still bind a pod
 // with a claim that has just been deleted.
-func TestReconciler_deletedClaimStaysReservedWhenClocksDiffer(t *testing.T) {
+func TestReconciler_deletedClaimKeepsEntriesWhenClocksDiffer(t *testing.T) {
 	name := generatedName()
 	pending := testPod("a", name)
 	pending.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))

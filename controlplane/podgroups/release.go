@@ -76,7 +76,7 @@ func (r *Reconciler) workloadOf(
 	switch {
 	case errors.Is(err, workload.ErrMissing):
 		return workload.State{Complete: true}, 0, nil, nil
-	case errors.As(err, &unverifiable), errors.Is(err, workload.ErrRefused):
+	case errors.As(err, &unverifiable), errors.Is(err, workload.ErrCannotHold):
 		return state, workload.RetryInterval, err, nil
 	}
 	return state, 0, nil, err

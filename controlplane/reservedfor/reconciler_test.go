@@ -310,7 +310,7 @@ func TestReconciler_replacesEntryOfPredecessor(t *testing.T) {
 	e.expectReservedFor("an object of the same name replaced the holder", "p", "2")
 }
 
-func TestReconciler_reportsWhyClaimIsNotHeld(t *testing.T) {
+func TestReconciler_reportsReasonForUnheldClaim(t *testing.T) {
 	resource := schema.GroupResource{Group: "batch", Resource: "jobs"}
 	unserved := apierrors.NewGenericServerResponse(404, "get", resource, "train", "", 0, true)
 	for _, tc := range []struct {
@@ -371,7 +371,7 @@ func TestReconciler_keepsEntryOfUnverifiableHolder(t *testing.T) {
 }
 
 // Earlier releases accepted objects that keep a claim, and its namespace, for ever.
-func TestReconciler_releasesClaimOfRefusedHolder(t *testing.T) {
+func TestReconciler_releasesClaimOfInvalidHolder(t *testing.T) {
 	for _, annotation := range []string{
 		"resource.k8s.io/deviceclasses/nic", "resource.k8s.io/resourceclaims/team", "/nodes/n1",
 	} {
@@ -459,7 +459,7 @@ func TestReconciler_annotationRelease(t *testing.T) {
 	}
 }
 
-func TestReconciler_podRestartsTimeWithoutPods(t *testing.T) {
+func TestReconciler_podResetsReleaseTimer(t *testing.T) {
 	claim := testClaim(train.String(), trainWith("1").Reference())
 	claim.Annotations[scheduling.ReleaseAnnotation] = "Unused=10m"
 	e := newTestEnv(t, claim, testJob("1"), testPod("node"))
@@ -625,7 +625,7 @@ func TestReconciler_removesOutdatedCondition(t *testing.T) {
 }
 
 // Other users have filled status.reservedFor, and the API server would reject the holder's entry.
-func TestReconciler_reportsThatClaimHasNoRoom(t *testing.T) {
+func TestReconciler_reportsFullClaim(t *testing.T) {
 	entries := []resourceapi.ResourceClaimConsumerReference{podEntry}
 	for i := range resourceapi.ResourceClaimReservedForMaxSize - 1 {
 		uid := types.UID(fmt.Sprintf("other-%d", i))
@@ -655,7 +655,7 @@ func TestReconciler_reportsThatClaimHasNoRoom(t *testing.T) {
 
 // A user annotates the claim that was generated for a Job to be held by that Job. The Job's own controller releases the
 // claim of a suspended Job while pods still end: this one must not add the entry again, or remove it.
-func TestReconcile_claimOfItsOwner(t *testing.T) {
+func TestReconciler_claimGeneratedForHolder(t *testing.T) {
 	owner := claims.Owner{
 		GroupVersionKind: batchv1.SchemeGroupVersion.WithKind("Job"), Resource: "jobs", Namespace: testNamespace,
 		Name: "train", UID: "job-uid",

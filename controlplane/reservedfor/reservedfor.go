@@ -155,7 +155,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	state, err := r.Lookup.Find(ctx, claim.Namespace, ref)
 	var unverifiable *workload.UnverifiableError
 	switch {
-	case errors.Is(err, workload.ErrRefused):
+	case errors.Is(err, workload.ErrCannotHold):
 		return ctrl.Result{}, r.refuse(ctx, &claim, holder, err)
 	case errors.As(err, &unverifiable):
 		return r.reconcileUnverifiable(ctx, &claim, holder, unverifiable)

@@ -78,7 +78,7 @@ func foreignClaim(i int) *resourceapi.ResourceClaim {
 	return claim
 }
 
-func TestClaim_keepsWhatControllerReads(t *testing.T) {
+func TestClaim_keepsFieldsThatControllerReads(t *testing.T) {
 	claim := foreignClaim(1)
 	claim.Annotations[scheduling.ReservedForAnnotation] = "batch/jobs/train"
 	own := resourceapi.DeviceRequestAllocationResult{

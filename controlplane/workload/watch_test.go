@@ -145,7 +145,7 @@ func (i informers) GetInformer(context.Context, client.Object, ...cache.Informer
 }
 
 // An object that is deleted after it was read causes an event, so the watch begins before.
-func TestLookup_Find_watchesBeforeItReads(t *testing.T) {
+func TestLookup_Find_watchesBeforeReading(t *testing.T) {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(batchv1.SchemeGroupVersion.WithKind("Job"), meta.RESTScopeNamespace)
 	var steps []string

@@ -91,13 +91,13 @@ var (
 	// ErrMissing reports that the API serves the object's resource and that the object
 	// does not exist.
 	ErrMissing = errors.New("the object does not exist")
-	// ErrRefused reports that objects of the resource cannot hold claims.
-	ErrRefused = errors.New("names an object that cannot hold a claim")
+	// ErrCannotHold reports that objects of the resource cannot hold claims.
+	ErrCannotHold = errors.New("names an object that cannot hold a claim")
 )
 
 // Find returns the state of an object, and starts a watch for objects of its resource.
 // It returns ErrMissing if the object does not exist, an UnverifiableError if it cannot
-// determine that, and an error that wraps ErrRefused for objects without a namespace.
+// determine that, and an error that wraps ErrCannotHold for objects without a namespace.
 func (l *Lookup) Find(ctx context.Context, namespace string, ref Reference) (State, error) {
 	mapping, err := l.mappingFor(ref)
 	if err != nil {
@@ -182,7 +182,7 @@ func (l *Lookup) mappingFor(ref Reference) (*meta.RESTMapping, error) {
 	}
 	if mapping.Scope.Name() != meta.RESTScopeNameNamespace {
 		return nil, fmt.Errorf("%w: %s is not in a namespace, and would keep the claim and its namespace from "+
-			"being deleted: name an object in the namespace of the claim", ErrRefused, ref)
+			"being deleted: name an object in the namespace of the claim", ErrCannotHold, ref)
 	}
 	return mapping, nil
 }

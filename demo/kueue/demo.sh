@@ -4,7 +4,7 @@
 
 # Gives a team a quota of bandwidth with the real Kueue, as docs/user/kueue.md describes: a Job waits for quota, a Job
 # with a higher priority preempts another and uses its bandwidth, and a Job that Kueue would charge wrongly is denied.
-# It fails unless each of this happens.
+# The demo fails if any of these steps fails.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cluster=.cluster-kueue

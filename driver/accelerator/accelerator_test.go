@@ -416,7 +416,7 @@ func TestSemantic(t *testing.T) {
 }
 
 // A later version must be able to read the recorded edits.
-func TestEdits_ofRecords(t *testing.T) {
+func TestEdits_recordFormat(t *testing.T) {
 	raw := `{"env":["A=b"],"deviceNodes":["/dev/x"],"mounts":[{"hostPath":"/h","containerPath":"/c","writable":true}]}`
 	k := &Kind{}
 	edits, err := k.Edits(record.Share{Parameters: json.RawMessage(raw)})

@@ -251,7 +251,7 @@ func (n *node) files(pattern string) map[string]string {
 	return found
 }
 
-func TestKind_isPublishedForItsDeviceClass(t *testing.T) {
+func TestKind_isPublishedForDeviceClass(t *testing.T) {
 	n := newNode(t)
 	eventually.Eventually(t, timeout, "the license is published", func() error {
 		d, err := n.device()

@@ -169,7 +169,7 @@ func TestKey_waitsUntilContextEnds(t *testing.T) {
 }
 
 // The holder of a lock may end without removing the file.
-func TestKey_removesFileThatItNoLongerNeeds(t *testing.T) {
+func TestKey_removesUnusedFile(t *testing.T) {
 	d := open(t)
 	release, err := d.Named(keyFile("claim"))
 	if err != nil {

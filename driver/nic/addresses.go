@@ -300,7 +300,7 @@ func (k *Kind) usedIn(records driver.Records) func() (ipam.Used, error) {
 		if err != nil {
 			return used, err
 		}
-		used.Claimed = k.claimedIn(claims)
+		used.NamedByClaims = k.addressesNamedBy(claims)
 		used.Owners = map[ipam.Address]ipam.Owner{}
 		for _, r := range all {
 			if r.Kind != Name {
@@ -318,9 +318,10 @@ func (k *Kind) usedIn(records driver.Records) func() (ipam.Used, error) {
 	}
 }
 
-// claimedIn returns the addresses that claims name, on their devices' networks. The network is unknown, and empty, if
-// the NIC has been missing since before the plugin started, or is no longer configured. The NIC may come back.
-func (k *Kind) claimedIn(claims []*record.Claim) map[ipam.Address]bool {
+// addressesNamedBy returns the addresses that claims name, on their devices' networks. The network is unknown, and
+// empty, if the NIC has been missing since before the plugin started, or is no longer configured. The NIC may come
+// back.
+func (k *Kind) addressesNamedBy(claims []*record.Claim) map[ipam.Address]bool {
 	claimed := map[ipam.Address]bool{}
 	for _, c := range claims {
 		for _, s := range c.SharesOf(Name) {

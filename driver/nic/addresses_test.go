@@ -15,12 +15,12 @@ import (
 )
 
 // The node keeps the address of a claim although the NIC of the claim has not been found, and its network is unknown.
-func TestClaimedIn_missingNIC(t *testing.T) {
+func TestAddressesNamedBy_missingNIC(t *testing.T) {
 	claim := &record.Claim{Shares: []record.Share{{
 		Kind: Name, Device: "missing", Parameters: []byte(`{"addresses": ["10.20.1.1/16"]}`),
 	}}}
 	want := map[ipam.Address]bool{{IP: netip.MustParseAddr("10.20.1.1")}: true}
-	got := newKind(t, Options{}).claimedIn([]*record.Claim{claim})
+	got := newKind(t, Options{}).addressesNamedBy([]*record.Claim{claim})
 	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 		t.Errorf("claimed addresses (-want +got):\n%s", diff)
 	}

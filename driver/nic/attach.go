@@ -336,7 +336,7 @@ func (k *Kind) restoreClasses(share record.Share, a netdev.Attachment) error {
 	if err != nil || !known {
 		return err
 	}
-	if link, err := k.node.ReadAndGuard(a); err == nil && areRates(link.Send, link.Receive, rates) {
+	if link, err := k.node.ReadAndBlock(a); err == nil && areRates(link.Send, link.Receive, rates) {
 		return nil // each change causes events for all watchers
 	}
 	return k.node.Restore(a, rates)
@@ -354,7 +354,7 @@ func (k *Kind) Protect(r attach.Record) error {
 	if err != nil {
 		return err
 	}
-	return k.node.Guard(a)
+	return k.node.UpdateBlocking(a)
 }
 
 // Detach implements driver.Attacher.

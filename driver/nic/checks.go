@@ -22,9 +22,9 @@ type check struct {
 	passed bool
 }
 
-// attributesOfChecks maps the names of checks to the attributes of NICs that report their results. AttributeSenderKey
-// reports the results of the key checks.
-var attributesOfChecks = map[string]resourceapi.QualifiedName{
+// attributesOfKernelChecks maps the names of checks to the attributes of NICs that report their results.
+// AttributeSenderKey reports the results of the key checks.
+var attributesOfKernelChecks = map[string]resourceapi.QualifiedName{
 	v1alpha1.KernelCheckForwardedByRoute: v1alpha1.AttributeForwardedByRoute,
 	v1alpha1.KernelCheckARPSender:        v1alpha1.AttributeARPSender,
 	v1alpha1.KernelCheckSenderLists:      v1alpha1.AttributeSenderLists,
@@ -49,8 +49,8 @@ func checks(results []trial.Result, key classify.Key) (checks []check) {
 	return checks
 }
 
-// passedChecks lists the names of the checks that passed.
-func passedChecks(checks []check) string {
+// passedKernelChecks lists the names of the checks that passed.
+func passedKernelChecks(checks []check) string {
 	var names []string
 	for _, c := range checks {
 		if c.passed {

@@ -86,8 +86,8 @@ func TestPublish_includesChecksOfKernel(t *testing.T) {
 			t.Errorf("attribute %s: got %v, want %v", name, attributes[name], want)
 		}
 	}
-	if got, want := passedChecks(d.checks), "NetnsCookie, SenderLists, TCX"; got != want {
-		t.Errorf("passedChecks: got %q, want %q", got, want)
+	if got, want := passedKernelChecks(d.checks), "NetnsCookie, SenderLists, TCX"; got != want {
+		t.Errorf("passedKernelChecks: got %q, want %q", got, want)
 	}
 	d.checks = nil
 	if value, published := d.publish().Attributes["tcx"]; published {

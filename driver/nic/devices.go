@@ -318,7 +318,7 @@ func (d *device) addAttributes(attributes attribute.Map) {
 		}
 	}
 	for _, c := range d.checks {
-		if name, published := attributesOfChecks[c.name]; published {
+		if name, published := attributesOfKernelChecks[c.name]; published {
 			attributes[name] = resourceapi.DeviceAttribute{BoolValue: ptr.To(c.passed)}
 		}
 	}

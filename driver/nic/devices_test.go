@@ -279,7 +279,7 @@ func TestAdmit(t *testing.T) {
 }
 
 // What an administrator must do depends on whether the limits of running pods are still in force.
-func TestDevice_unhealthyReason_namesWhatIsLimited(t *testing.T) {
+func TestDevice_unhealthyReason_namesLimitsInForce(t *testing.T) {
 	for name, tc := range map[string]struct {
 		err  error
 		want string
@@ -358,7 +358,7 @@ func TestNewDevice_lineRate(t *testing.T) {
 	}
 }
 
-func TestNewDevice_partForForwardedFrames(t *testing.T) {
+func TestNewDevice_forwardedRate(t *testing.T) {
 	uplink, other := netdev.NIC{Name: "x", Speed: 10e9, Uplink: true}, netdev.NIC{Name: "x", Speed: 10e9}
 	slower := netdev.NIC{Name: "x", Bus: "pci", Speed: 1e9, Uplink: true}
 	for _, tc := range []struct {

@@ -68,7 +68,7 @@ func (k *Kind) inspect(ctx context.Context) {
 		}
 		present[d.nic.Name] = true
 		unknown, guarded, err := k.node.Inspect(d.nic.Index)
-		if h.recordFailure(d.nic.Name, err) {
+		if h.setFailure(d.nic.Name, err) {
 			klog.FromContext(ctx).Error(err, "Failed to look for hidden links", "interface", d.nic.Name)
 		}
 		if err != nil {
@@ -80,7 +80,7 @@ func (k *Kind) inspect(ctx context.Context) {
 		}
 		if h.update(d.nic.Name, addresses, guarded) {
 			klog.FromContext(ctx).Info("NIC accepts addresses that no visible link has; "+
-				"source MAC addresses are hidden from all pods", "interface", d.nic.Name, "addresses", addresses)
+				"its pods see random source MAC addresses", "interface", d.nic.Name, "addresses", addresses)
 		}
 	}
 	h.keep(present)
@@ -98,9 +98,9 @@ func describeAddresses(addresses []net.HardwareAddr) string {
 	return fmt.Sprintf("%s and %d more", fmt.Sprint(addresses[:maxNamedAddresses]), more)
 }
 
-// recordFailure records the error of an inspection, and reports whether it is new, so that a lasting error is logged
+// setFailure records the error of an inspection, and reports whether it is new, so that a lasting error is logged
 // once.
-func (h *hiddenLinks) recordFailure(nic string, err error) (isNew bool) {
+func (h *hiddenLinks) setFailure(nic string, err error) (isNew bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	n := h.nics[nic]
@@ -142,7 +142,7 @@ func (h *hiddenLinks) keep(present map[string]bool) {
 	maps.DeleteFunc(h.nics, func(nic string, _ nicInspection) bool { return !present[nic] })
 }
 
-// isGuarded reports whether the senders of frames are hidden from a NIC's pods.
+// isGuarded reports whether a NIC is guarded.
 func (h *hiddenLinks) isGuarded(nic string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -43,7 +43,7 @@ var (
 	)
 	descGuarded = prometheus.NewDesc(
 		"dra_shared_device_guarded",
-		"1 while the source MAC addresses of frames are hidden from the pods on a device, because a pod has, recently "+
+		"1 while the source MAC addresses of frames to the pods on a device are replaced, because a pod has, recently "+
 			"had, or may have a link that receives other pods' frames, 0 otherwise.",
 		[]string{"device"},
 		nil,
@@ -66,7 +66,7 @@ var (
 		"dra_shared_kernel_check",
 		"1 if the node's kernel passed a check, 0 if not: NetnsCookie, NetnsCookieOfSocket, and MAC are ways to identify "+
 			"a frame's sender, and the plugin uses the first that passed; ForwardedByRoute recognizes frames that "+
-			"the node forwards; ARPSender finds the sender of ARP; SenderLists hides senders from links that list them; "+
+			"the node forwards; ARPSender finds the sender of ARP; SenderLists replaces the address of a listed sender; "+
 			"TCX runs the classifier before the programs of other owners.",
 		[]string{"check"},
 		nil,
@@ -93,7 +93,7 @@ func (k *Kind) CollectMetrics(claims []*record.Claim, out chan<- prometheus.Metr
 	}
 	collectRefusals(out, k.refusals, devices, claims)
 	collectLeases(out, k.leases.Load())
-	collectChecks(out, checks(k.node.Trials(), k.node.ClassifierKey()))
+	collectKernelChecks(out, checks(k.node.Trials(), k.node.ClassifierKey()))
 }
 
 // leaseStates counts leases by their state.
@@ -211,7 +211,7 @@ func collectRefusals(
 	}
 }
 
-func collectChecks(out chan<- prometheus.Metric, checks []check) {
+func collectKernelChecks(out chan<- prometheus.Metric, checks []check) {
 	for _, c := range checks {
 		out <- prometheus.MustNewConstMetric(descCheck, prometheus.GaugeValue, asNumber(c.passed), c.name)
 	}

@@ -180,7 +180,7 @@ func (k *Kind) managedInterfaces() map[int]string {
 	return managed
 }
 
-// unmanage removes enforcement from NICs and restores their queues. The next Refresh tries again where that fails.
+// unmanage removes enforcement, including the queues, from NICs. The next Refresh tries again where that fails.
 func (k *Kind) unmanage(nics map[int]string) (problems []problem) {
 	for index, name := range nics {
 		if _, err := k.node.Unmanage(name, index); err != nil {

@@ -62,7 +62,7 @@ func (k *Kind) list(ctx context.Context) ([]netdev.NIC, error) {
 	k.mu.Lock()
 	if k.devices == nil { // until the first Refresh, which writes the file
 		k.stateFile.load(ctx)
-		k.inventory.RestoreUplinks(k.stateFile.uplinks())
+		k.inventory.AddUplinks(k.stateFile.uplinks())
 	}
 	k.mu.Unlock()
 	nics, err := k.inventory.List()

@@ -31,7 +31,7 @@ func newStateFile(t *testing.T, content string) *stateFile {
 	return m
 }
 
-func TestMemory_load(t *testing.T) {
+func TestStateFile_load(t *testing.T) {
 	known := map[string]nicState{"nic0": {Speed: 10e9}, "nic1": {Uplink: true}}
 	for name, tc := range map[string]struct {
 		content string
@@ -71,7 +71,7 @@ func TestMemory_load(t *testing.T) {
 	}
 }
 
-func TestMemory_save(t *testing.T) {
+func TestStateFile_save(t *testing.T) {
 	m, writes := newStateFile(t, "corrupt"), 0
 	m.failpoints = func(name string, operation func() error) error {
 		if name == "write NIC state file" {
@@ -105,7 +105,7 @@ func TestMemory_save(t *testing.T) {
 	}
 }
 
-func TestMemory_addSpeeds(t *testing.T) {
+func TestStateFile_addSpeeds(t *testing.T) {
 	m := stateFile{nics: map[string]nicState{"nic0": {Speed: 10e9}, "nic1": {}}}
 	for name, tc := range map[string]struct {
 		nic  netdev.NIC
@@ -145,7 +145,7 @@ func TestKind_saveState(t *testing.T) {
 	nic0 := nicState{Speed: 10e9} // it has a carrier, but no speed yet
 	expect("before it is known whether they are uplinks", map[string]nicState{"nic0": nic0})
 	k.stateFile.since -= uplinkTime
-	k.inventory.RestoreUplinks([]string{"nic1", "eno1"})
+	k.inventory.AddUplinks([]string{"nic1", "eno1"})
 	expect("afterwards", map[string]nicState{
 		"nic0": nic0,
 		"nic1": {Speed: 1e9, Uplink: true}, // it currently does not exist

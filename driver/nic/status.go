@@ -45,7 +45,7 @@ func (k *Kind) Read(_ context.Context, share record.Share, r attach.Record) (dri
 	if recorded.Index == 0 {
 		return k.unfinished(a)
 	}
-	link, err := k.node.ReadAndGuard(a)
+	link, err := k.node.ReadAndBlock(a)
 	if err != nil {
 		return driver.State{}, err
 	}
@@ -344,5 +344,5 @@ func enforcementMessage(d *device, link netdev.LinkState, forwarded classify.For
 		message += "; an earlier release attached the link, or attached it without enforcement: traffic to other shares " +
 			"of the NIC is limited only by their grants until the pod is recreated"
 	}
-	return message + "; passed checks of the node's kernel: " + passedChecks(d.checks)
+	return message + "; passed checks of the node's kernel: " + passedKernelChecks(d.checks)
 }

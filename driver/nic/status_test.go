@@ -170,7 +170,7 @@ func TestStatusData_listsAllPodsOfNode(t *testing.T) {
 	}
 }
 
-func TestState_linkIsGone(t *testing.T) {
+func TestState_linkIsMissing(t *testing.T) {
 	state := podState(t, "p", netdev.LinkState{}).State
 	if state.Exists || state.Ready || state.Reason != v1alpha1.ReasonLinkGone || state.NetworkData != nil ||
 		!strings.Contains(state.Message, "the link net1 no longer exists in the pod") {
@@ -195,7 +195,7 @@ func TestState_linkIsDown(t *testing.T) {
 	}
 }
 
-func TestLimits_namesBoundOfForwardedFrames(t *testing.T) {
+func TestLimits_namesLimitOfForwardedFrames(t *testing.T) {
 	uplink := virtual("nic0")
 	uplink.Uplink = true
 	devices, problems := plan([]netdev.NIC{uplink}, load(t, `[{name: a, interfaces: [nic0], bandwidth: 1G}]`))

@@ -200,7 +200,7 @@ func TestStore_readsRecordsOfEarlierReleases(t *testing.T) {
 
 // The plugin may be rolled back while pods run: the previous release reads what
 // this one writes.
-func TestStore_writesWhatPreviousReleaseReads(t *testing.T) {
+func TestStore_previousReleaseReadsRecord(t *testing.T) {
 	want, err := os.ReadFile("testdata/v1.json")
 	if err != nil {
 		t.Fatal(err)

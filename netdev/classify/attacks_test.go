@@ -273,7 +273,7 @@ func sendUDP(to string, payload []byte) error {
 }
 
 // Another link on the NIC does not receive unicast. Without identity Enforce, it does.
-func TestAttack_furtherLink(t *testing.T) {
+func TestAttack_additionalLink(t *testing.T) {
 	for identity, receives := range map[classify.Identity]bool{
 		classify.IdentityEnforce: false, classify.IdentityAudit: true,
 	} {
@@ -351,7 +351,7 @@ func TestAttack_routerAdvertisementFromWire(t *testing.T) {
 
 // A pod that brings its link up before the node has recorded it, or that keeps its link when the claim is unprepared,
 // cannot send or receive.
-func TestAttack_withoutRecord(t *testing.T) {
+func TestAttack_unrecordedLink(t *testing.T) {
 	bpffs := nstest.MountBPFFS(t)
 	nic, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16", "fd00:20::fe/64")
 	pod, early := nstest.New(t), 0
@@ -446,7 +446,7 @@ func TestAttack_modeBridge(t *testing.T) {
 		if frames.saw(marker(i), 300*time.Millisecond) {
 			t.Errorf("a private share reached another share after it set the mode %d", mode)
 		}
-		s, err := e.node.ReadAndGuard(attacker.attachment)
+		s, err := e.node.ReadAndBlock(attacker.attachment)
 		if err != nil || s.Blocked == "" {
 			t.Errorf("Read returned %q and error %v, want a link that is blocked for mode %d", s.Blocked, err, mode)
 		}

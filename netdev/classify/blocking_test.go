@@ -32,7 +32,7 @@ func TestBlocking(t *testing.T) {
 		if err := e.node.Restore(a, hardCap(100*mega)); err != nil { // leaves a blocked link blocked
 			t.Fatal(err)
 		}
-		if s, err := e.node.ReadAndGuard(a); err != nil || s.Blocked != "" {
+		if s, err := e.node.ReadAndBlock(a); err != nil || s.Blocked != "" {
 			t.Fatalf("step %d: Read returned %+v and error %v, want a link that its pod did not change", i, s, err)
 		}
 		frame := classify.EtherTo(wireMAC, a.MAC, 0x0800, classify.IPv4("10.20.0.1", 17, 0, classify.UDP(1, 2)))

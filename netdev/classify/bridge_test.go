@@ -92,7 +92,7 @@ func TestBridgeMode_deliversMulticast(t *testing.T) {
 }
 
 // The node does not answer to what a share sends to other shares.
-func TestBridgeMode_nodeIgnoresShares(t *testing.T) {
+func TestBridgeMode_nodeIgnoresFramesBetweenShares(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	if err := nstest.ConfigureLink("nic0", nodeIP+"/16"); err != nil {
 		t.Fatal(err)
@@ -318,13 +318,13 @@ func TestBridgeMode_hairpinIsRepairedAndRemoved(t *testing.T) {
 			}
 		}
 		e.expectRate("after the repair of "+name, e.measure(e.between(a, b))[0], 100*mega)
-		if s, err := e.node.ReadAndGuard(a.attachment); err != nil || s.Send == nil || *s.Send != grant {
+		if s, err := e.node.ReadAndBlock(a.attachment); err != nil || s.Send == nil || *s.Send != grant {
 			t.Errorf("Read after the repair of %s returned %+v and error %v, want the grant", name, s.Send, err)
 		}
 	}
 	e.config.Policy.Forwarding = true
 	e.manage()
-	if s, err := e.node.ReadAndGuard(a.attachment); err != nil || s.Send == nil || *s.Send != grant {
+	if s, err := e.node.ReadAndBlock(a.attachment); err != nil || s.Send == nil || *s.Send != grant {
 		t.Errorf("Read after a change of the policy returned %+v and error %v, want the grant", s.Send, err)
 	}
 	if _, err := e.node.Unmanage(e.nic.Name, e.nic.Index); err != nil {
@@ -393,7 +393,7 @@ func TestBridgeMode_readsClassOfHairpin(t *testing.T) {
 	if err := netlink.ClassChange(class); err != nil {
 		t.Fatal(err)
 	}
-	state, err := e.node.ReadAndGuard(p.attachment)
+	state, err := e.node.ReadAndBlock(p.attachment)
 	if err != nil || state.Send == nil || *state.Send == grant {
 		t.Errorf("Read returned %+v and error %v, want rates other than the grant", state.Send, err)
 	}

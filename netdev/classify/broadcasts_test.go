@@ -112,7 +112,7 @@ func TestAttack_broadcastQueue(t *testing.T) {
 				})
 			}
 			blocked := func(p *pod) string {
-				state, err := e.node.ReadAndGuard(p.attachment)
+				state, err := e.node.ReadAndBlock(p.attachment)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -133,7 +133,7 @@ func TestAttack_broadcastQueue(t *testing.T) {
 				t.Errorf("the link of another pod is blocked: %s", text)
 			}
 			if e.inspect(false) {
-				t.Error("the senders are hidden, although no pod can receive other pods' frames")
+				t.Error("the NIC is guarded, although no pod can receive other pods' frames")
 			}
 			attacker.setParameter(name, queueLength, 1000)
 			if text := blocked(attacker); text != "" {
@@ -154,14 +154,14 @@ func TestAttack_broadcastCutoff(t *testing.T) {
 	}
 	for _, value := range []int32{1000, -1} {
 		attacker.setParameter("net1", cutoff, value)
-		if err := e.node.Guard(attacker.attachment); err != nil {
+		if err := e.node.UpdateBlocking(attacker.attachment); err != nil {
 			t.Fatal(err)
 		}
 		if got := victim.cutoff(); got != defaultCutoff {
 			t.Errorf("the cutoff is %d after the pod set it to %d", got, value)
 		}
 	}
-	state, err := e.node.ReadAndGuard(victim.attachment)
+	state, err := e.node.ReadAndBlock(victim.attachment)
 	if err != nil || state.Blocked != "" {
 		t.Errorf("Read returned %+v and error %v, want a link that is not blocked", state, err)
 	}

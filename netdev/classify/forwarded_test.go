@@ -125,7 +125,7 @@ func TestForwardedByNode_hasGuaranteeAndBorrows(t *testing.T) {
 
 // The node's default route can name a VLAN on the shared NIC. What the node forwards to the VLAN has its guarantee, and
 // neighbor discovery of the node passes.
-func TestForwardedByNode_throughVLANHasGuarantee(t *testing.T) {
+func TestForwardedByNode_framesThroughVLANHaveGuarantee(t *testing.T) {
 	for name, tc := range map[string]struct{ isFirst, bridge, bond bool }{
 		"the VLAN exists before":    {true, false, false},
 		"the VLAN is created later": {false, false, false},
@@ -169,7 +169,7 @@ func TestForwardedByNode_throughVLANHasGuarantee(t *testing.T) {
 	}
 }
 
-func TestForwardedByNode_withoutClassIsUnidentified(t *testing.T) {
+func TestForwardedByNode_framesWithoutClassAreUnidentified(t *testing.T) {
 	e, ordinary := newUplinkEnv(t, enforced())
 	got := e.measure(nstest.Flow{From: ordinary, To: e.wire, Address: e.address(wireIP)})[0]
 	e.expectAtMost("an ordinary pod", got, reserve/4)

@@ -34,7 +34,7 @@ func TestAttack_sourceMode(t *testing.T) {
 		return frames.saw(marker(number), 300*time.Millisecond), victims.saw(marker(number), 300*time.Millisecond)
 	}
 	state := func() string {
-		s, err := e.node.ReadAndGuard(attacker.attachment)
+		s, err := e.node.ReadAndBlock(attacker.attachment)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -312,7 +312,7 @@ func TestAttack_sourceModeInNestedNamespace(t *testing.T) {
 			if taken, _ := read(victim.attachment.MAC); !taken {
 				t.Fatal("the attack has no effect before it is detected: does the test attack?")
 			}
-			if _, err := e.node.ReadAndGuard(attacker.attachment); err != nil {
+			if _, err := e.node.ReadAndBlock(attacker.attachment); err != nil {
 				t.Fatal(err)
 			}
 			e.inspect(true)
@@ -328,7 +328,7 @@ func TestAttack_sourceModeInNestedNamespace(t *testing.T) {
 				t.Error("the attacker received a frame after it had listed a source address that pods see")
 			}
 			nested.Do(func() error { return deleteLink(link) })
-			if _, err := e.node.ReadAndGuard(attacker.attachment); err != nil {
+			if _, err := e.node.ReadAndBlock(attacker.attachment); err != nil {
 				t.Fatal(err)
 			}
 			e.inspect(false)
@@ -484,7 +484,7 @@ func TestAttack_decoyWithIndexOfNIC(t *testing.T) {
 		p.Do(func() error { return deleteLink("net1") })
 		p.addDecoy(t, e.nic.Index)
 		p.addToDecoy(t, "net1", p.attachment.Index, p.attachment.MAC, netlink.MACVLAN_MODE_PRIVATE)
-		if state, err := e.node.ReadAndGuard(p.attachment); err != nil || state.Exists {
+		if state, err := e.node.ReadAndBlock(p.attachment); err != nil || state.Exists {
 			t.Errorf("Read returned %+v and error %v, want no link", state, err)
 		}
 		if presence, err := e.node.Presence(p.attachment); err != nil || presence != netdev.LinkMissing {
@@ -499,7 +499,7 @@ func TestAttack_decoyWithIndexOfNIC(t *testing.T) {
 		p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
 		p.addDecoy(t, e.nic.Index)
 		p.addToDecoy(t, "other", 0, nil, netlink.MACVLAN_MODE_SOURCE)
-		if state, err := e.node.ReadAndGuard(p.attachment); err != nil || state.Blocked != "" {
+		if state, err := e.node.ReadAndBlock(p.attachment); err != nil || state.Blocked != "" {
 			t.Errorf("Read returned %+v and error %v, want a link that is not blocked", state, err)
 		}
 	})

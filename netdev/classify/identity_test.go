@@ -563,7 +563,7 @@ func TestProgram_dropsSpoofedFrames(t *testing.T) {
 	}
 }
 
-func TestProgram_permitsWhatNetworkAllows(t *testing.T) {
+func TestProgram_permitsFramesThatNetworkAllows(t *testing.T) {
 	withoutAddresses := func(_ *NIC, m *Member) { m.Addresses = nil }
 	policy := Policy{
 		Identity: IdentityEnforce, VLANs: []uint16{100}, MACs: []net.HardwareAddr{vrrpMAC},
@@ -781,7 +781,7 @@ func TestProgram_limitsARPOfSender(t *testing.T) {
 }
 
 // A NIC gets to know a number of senders in a second. A host without an address does not use up that number.
-func TestProgram_knowsSendersNextToOneWithoutAddress(t *testing.T) {
+func TestProgram_learnsSendersDespiteSenderWithoutAddress(t *testing.T) {
 	e := newIdentityEnv(t, Policy{Identity: IdentityEnforce})
 	broadcast := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 	receive := func(mac net.HardwareAddr) (class uint32) {
@@ -884,7 +884,7 @@ func TestClassifier_SetPolicy_releasesAddressesOfFormerMAC(t *testing.T) {
 }
 
 // A link that gets another address may not use the former one, which another link can get.
-func TestClassifier_SetAddresses_releasesOthers(t *testing.T) {
+func TestClassifier_SetAddresses_releasesFormerAddresses(t *testing.T) {
 	e := newIdentityEnv(t, Policy{Identity: IdentityEnforce})
 	m := Member{Parent: testNIC, Cookie: 1, MAC: linkMAC, Assigned: true}
 	before, after := netip.MustParseAddr(linkIP), netip.MustParseAddr(freeIP)
@@ -971,7 +971,7 @@ func TestClassifier_RemoveMember_removesIdentity(t *testing.T) {
 }
 
 // A plugin that may read cookies added a link, and one that may not removes it.
-func TestClassifier_RemoveMember_ofAnotherKey(t *testing.T) {
+func TestClassifier_RemoveMember_memberOfAnotherKey(t *testing.T) {
 	e := newIdentityEnv(t, Policy{Identity: IdentityEnforce})
 	members, err := e.c.Members()
 	if err != nil || len(members) != 2 {

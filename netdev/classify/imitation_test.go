@@ -456,7 +456,7 @@ func (e *testEnv) sendsKernelARP(p *pod, mac net.HardwareAddr, ip string) bool {
 }
 
 // A first fragment does not have ports if its headers go on in the next one, although bytes follow in the frame.
-func TestAttack_headersBehindPacket(t *testing.T) {
+func TestAttack_headersAfterEndOfPacket(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	attacker := e.pod(0, 1, hardCap(100*mega), netdev.Private)
 	wire := listen(t, e.wire, "wire")

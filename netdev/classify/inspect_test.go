@@ -23,7 +23,7 @@ func TestNode_Inspect_readsOneLinkForAddressOfAttachment(t *testing.T) {
 		net1, err := netlink.LinkByName("net1")
 		return errors.Join(err, netlink.LinkSetDown(net1))
 	})
-	if err := e.node.Guard(p.attachment); err != nil {
+	if err := e.node.UpdateBlocking(p.attachment); err != nil {
 		t.Fatal(err)
 	}
 	p.hide(t, p.attachment.MAC, e.wireMAC())

@@ -17,7 +17,7 @@ import (
 // A share that floods itself, or is flooded, delays its other packets by at most 10 ms, or four frames at its rate if
 // that is longer. It delays another share's packets by less than 1 ms, or no more than the same flood on the loopback
 // link does, which only uses processor time.
-func TestLatency_ofFloodedShare(t *testing.T) {
+func TestLatency_floodedShare(t *testing.T) {
 	for name, rate := range map[string]uint64{"8M": fairShare, "100M": 100 * mega} {
 		for _, direction := range []string{"sending", "receiving"} {
 			t.Run(name+", "+direction, func(t *testing.T) {

@@ -21,7 +21,7 @@ import (
 // test: move the test to the tests of prevented attacks, and correct the page.
 
 // The kernel switches broadcasts between macvlans in mode bridge before they reach the NIC.
-func TestNotPrevented_broadcastsBetweenFurtherLinksInModeBridge(t *testing.T) {
+func TestNotPrevented_broadcastsBetweenAdditionalLinksInModeBridge(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	const grant = 10 * mega
 	pods := []*pod{e.pod(0, 1, hardCap(grant), netdev.Private), e.pod(1, 2, hardCap(grant), netdev.Private)}

@@ -85,7 +85,7 @@ func TestIdentity_ordinaryTrafficPasses(t *testing.T) {
 }
 
 // Changes that a pod may make to its link do not block the link.
-func TestGuard_permitsHarmlessChanges(t *testing.T) {
+func TestBlocking_permitsHarmlessChanges(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
 	p.Do(func() error {
@@ -106,7 +106,7 @@ func TestGuard_permitsHarmlessChanges(t *testing.T) {
 		}
 		return nil
 	})
-	if s, err := e.node.ReadAndGuard(p.attachment); err != nil || s.Blocked != "" || s.Name != "data0" {
+	if s, err := e.node.ReadAndBlock(p.attachment); err != nil || s.Blocked != "" || s.Name != "data0" {
 		t.Errorf("Read returned %+v and error %v, want a link that is not blocked", s, err)
 	}
 }

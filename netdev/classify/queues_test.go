@@ -106,7 +106,7 @@ func (e *testEnv) setXPS(queue int) {
 	}
 }
 
-func TestQueues_framesStayOnTheirQueue(t *testing.T) {
+func TestQueues_framesStayOnHomeQueue(t *testing.T) {
 	for _, xps := range []bool{false, true} {
 		t.Run(fmt.Sprintf("XPS %t", xps), func(t *testing.T) {
 			e := newQueuesEnv(t)
@@ -551,7 +551,7 @@ func TestQueues_changeWithoutShares(t *testing.T) {
 }
 
 // Links that exchange frames use the hairpin, which has one tree, and the queues of the NIC.
-func TestQueues_ofBridgedShares(t *testing.T) {
+func TestQueues_bridgedShares(t *testing.T) {
 	e := newQueuesEnv(t)
 	a, b := e.pod(0, 1, hardCap(20*mega), netdev.Bridge), e.pod(1, 2, hardCap(20*mega), netdev.Bridge)
 	e.expectNoStrays(func() {
@@ -574,7 +574,7 @@ func TestQueues_singleQueueKeepsOneTree(t *testing.T) {
 }
 
 // The neighbor of a flooded queue has its rate.
-func TestQueues_floodTakesNothingFromNeighbor(t *testing.T) {
+func TestQueues_floodDoesNotSlowOtherQueue(t *testing.T) {
 	e := newQueuesEnv(t)
 	noisy, quiet := e.pod(0, 1, hardCap(20*mega), netdev.Private), e.pod(1, 2, hardCap(20*mega), netdev.Private)
 	flood := frame(noisy.attachment.MAC, e.wireMAC())
@@ -618,7 +618,7 @@ func TestQueues_latencyNextToFloodedQueue(t *testing.T) {
 }
 
 // Two shares that send small datagrams gain as much by the second processor as without queues and programs.
-func TestQueues_twoSendersScale(t *testing.T) {
+func TestQueues_throughputScalesWithSenders(t *testing.T) {
 	const want = 0.95
 	e := newQueuesEnv(t)
 	pods := []*pod{e.pod(0, 1, hardCap(line/2), netdev.Private), e.pod(1, 2, hardCap(line/2), netdev.Private)}

@@ -11,12 +11,12 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
-// A plugin that starts keeps the senders hidden that an earlier one has hidden, and as long.
+// A plugin that starts keeps a NIC guarded that an earlier one has guarded, and as long.
 func TestAttack_hiddenLinkWhilePluginRestarts(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
 	if !bytes.Equal(e.lastSource(victim), e.wireMAC()) {
-		t.Fatal("the senders are hidden before the attack")
+		t.Fatal("the NIC is guarded before the attack")
 	}
 	first := attacker.hide(t, nil, e.wireMAC())
 	e.inspect(true)
@@ -42,6 +42,6 @@ func TestAttack_hiddenLinkWhilePluginRestarts(t *testing.T) {
 	}
 	e.skip(2 * time.Second)
 	if next.inspect(false) || !bytes.Equal(e.lastSource(victim), e.wireMAC()) {
-		t.Error("the next plugin hides senders longer than the first would have")
+		t.Error("the next plugin guards the NIC longer than the first would have")
 	}
 }

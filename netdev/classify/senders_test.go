@@ -26,7 +26,7 @@ import (
 )
 
 // The grant and the identity hold in whatever way a pod passes frames to the kernel.
-func TestAttack_otherWaysToSend(t *testing.T) {
+func TestAttack_allSendPaths(t *testing.T) {
 	const grant = 20 * mega
 	e := newTestEnv(t, enforced())
 	attacker, victim := e.pod(0, 1, hardCap(grant), netdev.Private), e.pod(1, 2, hardCap(grant), netdev.Private)
@@ -222,7 +222,7 @@ func TestAttack_checksumOverCheckedField(t *testing.T) {
 }
 
 // NICs pad frames that are too short, so a frame that ends in its header is valid on the network.
-func TestAttack_frameThatEndsInItsHeader(t *testing.T) {
+func TestAttack_frameThatEndsInHeader(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	attacker := e.pod(0, 1, hardCap(100*mega), netdev.Private)
 	sender, err := nstest.NewXDPSender(attacker.Namespace, "net1")

@@ -181,7 +181,7 @@ func TestSent_ARPOfNodeWithNewAddress(t *testing.T) {
 }
 
 // A bridge accepts its own address, even if none of its ports has it. The address does not belong to a hidden link.
-func TestInspect_ofBridgeWithOwnAddress(t *testing.T) {
+func TestInspect_bridgeWithSeparateAddress(t *testing.T) {
 	_, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16")
 	nstest.Bridge(t, "br0", "nic0")
 	if err := netlink.LinkSetHardwareAddr(linkOf(t, "br0"), net.HardwareAddr{2, 0, 0, 0, 0x77, 2}); err != nil {

@@ -284,7 +284,7 @@ func TestTraffic_isLimitedToGrant(t *testing.T) {
 	}
 }
 
-func TestTraffic_ofSharesIsIndependent(t *testing.T) {
+func TestTraffic_sharesAreIndependent(t *testing.T) {
 	e := newTestEnv(t, netdev.NICConfig{})
 	grants := []uint64{100 * mega, 200 * mega, 500 * mega}
 	var send, receive []nstest.Flow
@@ -300,7 +300,7 @@ func TestTraffic_ofSharesIsIndependent(t *testing.T) {
 	}
 }
 
-func TestTraffic_ofPodsOfOneShareHasOneLimit(t *testing.T) {
+func TestTraffic_podsOfShareHaveOneLimit(t *testing.T) {
 	e := newTestEnv(t, netdev.NICConfig{})
 	a := e.pod(0, 1, hardCap(100*mega), netdev.Private)
 	b := e.pod(0, 2, hardCap(100*mega), netdev.Private)
@@ -650,13 +650,13 @@ func TestTraffic_losesClassAfterPodChangesMAC(t *testing.T) {
 		return netlink.LinkSetUp(link)
 	})
 	e.expectAtMost("pod sends from an address that it chose", e.measure(e.fromPod(p))[0], reserve/4)
-	state, err := e.node.ReadAndGuard(p.attachment)
+	state, err := e.node.ReadAndBlock(p.attachment)
 	if err != nil || state.Send != nil {
 		t.Errorf("Read returned class %+v for sending and error %v, want no class", state.Send, err)
 	}
 }
 
-func TestTraffic_ofNodeHasReserve(t *testing.T) {
+func TestTraffic_nodeHasReserve(t *testing.T) {
 	e := newTestEnv(t, netdev.NICConfig{})
 	if err := nstest.ConfigureLink("nic0", nodeIP+"/16"); err != nil {
 		t.Fatal(err)
@@ -774,7 +774,7 @@ func TestNode_Manage_repairsNIC(t *testing.T) {
 		if err := remove(); err != nil {
 			t.Fatalf("remove %s: %v", name, err)
 		}
-		state, err := e.node.ReadAndGuard(p.attachment)
+		state, err := e.node.ReadAndBlock(p.attachment)
 		if err != nil || state.Send != nil && state.Receive != nil {
 			t.Errorf("Read without %s returned classes %+v and %+v, error %v; want a missing class",
 				name, state.Send, state.Receive, err)

@@ -4,7 +4,7 @@
 
 # Compares attaching with an address of a pool, with a static address, and with the IPAM plugins host-local and
 # whereabouts, and writes the section about it in docs/dev/scale-addresses.md. bin/cni, bin/whereabouts-config, and
-# bin/cluster must exist. The machine should have nothing else to do.
+# bin/cluster must exist. The machine should be otherwise idle.
 #
 # usage: addresses.sh [PODS [RUNS]]: PODS are the pods of each run.
 set -euo pipefail

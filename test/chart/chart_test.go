@@ -113,7 +113,7 @@ func podTemplates(t *testing.T, all objects) map[string]corev1.PodTemplateSpec {
 }
 
 // Argo CD does not create Leases: without the right to create one, no replica would ever lead.
-func TestChart_controllerCreatesItsLease(t *testing.T) {
+func TestChart_controllerCreatesLease(t *testing.T) {
 	role := decode[rbacv1.Role](t, mustRender(t, ""), "Role/x-controller")
 	for _, rule := range role.Rules {
 		// The API server does not know the name of an object that is created, so a rule with names never permits it.
@@ -199,7 +199,7 @@ func TestChart_commonLabels(t *testing.T) {
 }
 
 // Selectors of a DaemonSet and of a Deployment cannot change.
-func TestChart_labelsOfPodsAreNotInSelectors(t *testing.T) {
+func TestChart_selectorsOmitPodLabels(t *testing.T) {
 	all := mustRender(t, "commonLabels.team=net,plugin.podLabels.a=b,controller.podLabels.a=b,"+
 		"plugin.podAnnotations.c=d,controller.podAnnotations.c=d")
 	selectors := map[string]*metav1.LabelSelector{

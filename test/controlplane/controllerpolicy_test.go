@@ -362,7 +362,7 @@ func TestPolicy_controllerEndpointSlices(t *testing.T) {
 
 // While the claims of Jobs and replicas are off, no webhook checks whether an author may create claims. Users then
 // cannot list claims, because the controller would generate them later.
-func TestPolicy_listedClaimsWhileOff(t *testing.T) {
+func TestPolicy_listedClaimsWhileDisabled(t *testing.T) {
 	e := requireTestEnv(t)
 	if err := e.install(t.Context(), "controller.jobClaims=false", "controller.replicaClaims=false"); err != nil {
 		t.Fatal(err)

@@ -34,9 +34,9 @@ const (
 	claimsOfOthers = "150000"
 )
 
-// TestController_memoryWithClaimsOfOthers measures the controller's memory in a cluster with many
+// TestController_memoryWithClaimsOfOtherDrivers measures the controller's memory in a cluster with many
 // claims of other drivers. Its output becomes a section of docs/dev/scale.md (make bench-memory).
-func TestController_memoryWithClaimsOfOthers(t *testing.T) {
+func TestController_memoryWithClaimsOfOtherDrivers(t *testing.T) {
 	if os.Getenv(envBench) == "" {
 		t.Skip("takes several minutes: run `make bench-memory`")
 	}

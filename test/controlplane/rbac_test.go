@@ -57,7 +57,7 @@ const (
 
 // The other tests show that the chart gives the controller all the rights that it
 // needs. This test shows that the controller uses all the rights that it has.
-func TestRBAC_controllerUsesEveryRight(t *testing.T) {
+func TestRBAC_controllerUsesEveryPermission(t *testing.T) {
 	e := requireTestEnv(t)
 	// Earlier tests of the same run may have used the rights already.
 	if !e.used.has("patch podgroups.scheduling.dra-shared.dev") {

@@ -74,7 +74,7 @@ func (e *testEnv) addPool() {
 
 // A plugin that finds out, when it starts, that the node has lost an address blocks the link with it
 // before it serves. If the API server is unavailable, the link stays unchanged.
-func TestPlugin_blocksLinksWithLostAddressesBeforeItServes(t *testing.T) {
+func TestPlugin_blocksLinksWithLostAddressesBeforeServing(t *testing.T) {
 	e := newTestEnv(t)
 	e.addPool()
 	// restart starts a plugin while requests for the resources fail, and reports whether it has blocked or
@@ -114,7 +114,7 @@ func TestPlugin_blocksLinksWithLostAddressesBeforeItServes(t *testing.T) {
 
 // Attaching a pod fails after its link has got the address, and the link cannot be removed. No other
 // pod gets the address, even from the next plugin.
-func TestPlugin_keepsAddressOfLinkThatRemains(t *testing.T) {
+func TestPlugin_keepsAddressOfRemainingLink(t *testing.T) {
 	e := newTestEnv(t)
 	e.addPool()
 	e.start(func(c *pluginConfig) { c.Pools, c.Fail = true, []string{"put sender in map", "delete link"} })
@@ -134,7 +134,7 @@ func TestPlugin_keepsAddressOfLinkThatRemains(t *testing.T) {
 
 // A plugin is killed after a link got its address and before the plugin recorded the link. Another pod of the same
 // claim, which attaches first afterward, does not get the address.
-func TestPlugin_keepsAddressOfLinkThatIsNotRecorded(t *testing.T) {
+func TestPlugin_keepsAddressOfUnrecordedLink(t *testing.T) {
 	e := newTestEnv(t)
 	e.addPool()
 	e.start(func(c *pluginConfig) {

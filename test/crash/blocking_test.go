@@ -60,7 +60,7 @@ func TestPlugin_blocksChangedLinkWithinOneSecond(t *testing.T) {
 
 // A pod creates a link on the NIC in a network namespace that the node cannot see. The plugin hides the senders of
 // frames within a second.
-func TestPlugin_hidesSendersWithinOneSecond(t *testing.T) {
+func TestPlugin_guardsNICWithinOneSecond(t *testing.T) {
 	e := newTestEnv(t)
 	e.start(nil)
 	attacker, other := e.podWithAddress("attacker", "10.20.0.5/16"), e.podWithAddress("other", "10.20.0.6/16")
@@ -79,13 +79,13 @@ func TestPlugin_hidesSendersWithinOneSecond(t *testing.T) {
 		created = time.Now()
 		return nstest.ConfigureLink("more")
 	})
-	eventually.Eventually(t, timeout, "the source of a frame is hidden", func() error {
-		hidden := sources.hidden.Load()
-		if hidden == nil {
+	eventually.Eventually(t, timeout, "the source address of a frame is replaced", func() error {
+		replaced := sources.replaced.Load()
+		if replaced == nil {
 			return errors.New("all frames have the address of their sender")
 		}
-		took := hidden.Sub(created)
-		t.Logf("the senders were hidden after %s", took)
+		took := replaced.Sub(created)
+		t.Logf("the source address was replaced after %s", took)
 		if took > time.Second {
 			t.Errorf("the plugin hid senders after %s, want at most 1s", took)
 		}
@@ -94,7 +94,7 @@ func TestPlugin_hidesSendersWithinOneSecond(t *testing.T) {
 }
 
 // sources is the time when the first frame arrived at a pod without its sender's address.
-type sources struct{ hidden atomic.Pointer[time.Time] }
+type sources struct{ replaced atomic.Pointer[time.Time] }
 
 // observeSources gives the wire an address, and makes it send a datagram to a pod each millisecond. It returns the
 // sources of the datagrams.
@@ -137,7 +137,7 @@ func (e *testEnv) observeSources(pod *sandbox, from, to string) *sources {
 			}
 			if n >= 14 && !bytes.Equal(frame[6:12], source) {
 				now := time.Now()
-				s.hidden.Store(&now)
+				s.replaced.Store(&now)
 				return
 			}
 		}

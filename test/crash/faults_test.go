@@ -82,7 +82,7 @@ func TestPlugin_repeatedLateAndConcurrentCalls(t *testing.T) {
 
 // A pod that is deleted by force frees its bandwidth for the scheduler immediately, but its containers run for a while
 // (kubernetes/kubernetes#141471).
-func TestPlugin_forceDeletedPodKeepsItsGrant(t *testing.T) {
+func TestPlugin_forceDeletedPodKeepsGrant(t *testing.T) {
 	e := newTestEnv(t)
 	e.start(nil)
 	ctx := t.Context()

@@ -28,7 +28,7 @@ import (
 )
 
 // The namespace opener needs each of the capabilities and mounts that the chart gives to its container.
-func TestOpener_needsItsPrivileges(t *testing.T) {
+func TestOpener_needsEachPrivilege(t *testing.T) {
 	container := openerContainer(t)
 	capabilities := submatches(container, `(?m)^ +- ([A-Z_]+) +#`)
 	mounts := submatches(container, `\{name: ([a-z]+), mountPath:`)

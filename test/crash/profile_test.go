@@ -86,9 +86,9 @@ func writeProfile(name, path string) error {
 	return errors.Join(err, os.Rename(path+".tmp", path))
 }
 
-// TestProfile_ofPlugin writes profiles of a plugin with SCALE_SHARES shares into the directory SCALE_PROFILES: of
+// TestProfile_plugin writes profiles of a plugin with SCALE_SHARES shares into the directory SCALE_PROFILES: of
 // attaching shares, of a restart, of a minute without changes, and of a minute while a pod changes its link in a loop.
-func TestProfile_ofPlugin(t *testing.T) {
+func TestProfile_plugin(t *testing.T) {
 	dir := os.Getenv("SCALE_PROFILES")
 	if dir == "" {
 		t.Skip("SCALE_PROFILES is not set: make profiles sets it")

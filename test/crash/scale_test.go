@@ -134,7 +134,7 @@ func (s *scale) loop() (cpu time.Duration, writes int64) {
 }
 
 // A pod that changes its link in a loop causes at most one write of its claim per second.
-func TestPlugin_limitsWritesOfPodThatChangesItsLink(t *testing.T) {
+func TestPlugin_limitsWritesForRepeatedLinkChanges(t *testing.T) {
 	s := newScale(t)
 	s.start(tuned)
 	s.register()

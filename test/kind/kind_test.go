@@ -32,9 +32,9 @@ func TestMain(m *testing.M) {
 // timeout includes the time to build a node image where none can be pulled.
 const timeout = 12 * time.Minute
 
-// TestCluster_sharesNICsOfTwoNodesAndLeavesNothing runs the driver in a cluster with two nodes, and
+// TestCluster_sharesNICsOfTwoNodesAndCleansUp runs the driver in a cluster with two nodes, and
 // looks for what remains after the cluster is removed.
-func TestCluster_sharesNICsOfTwoNodesAndLeavesNothing(t *testing.T) {
+func TestCluster_sharesNICsOfTwoNodesAndCleansUp(t *testing.T) {
 	if os.Getenv("TEST_KIND") == "" {
 		t.Skip("needs programs and images that `make test-kind` builds")
 	}

@@ -30,13 +30,13 @@ var kernelPackages = []string{"netdev", "netdev/bpffs", "netdev/classify", "netd
 const (
 	quickTests = "^(TestRun|TestMount|TestProgram_(drops|onlyCounts|gateway)|" +
 		"TestTraffic_onStackedNIC|TestRawFrames|TestForwardedByNode_shareCannot|" +
-		"TestReceived_forOtherAddress|TestInspect_of|" +
+		"TestReceived_forOtherAddress|TestInspect_bridge|" +
 		"TestBridgeMode_(delivers|limitsBroadcasts)|TestFairQueue|" +
-		"TestAttack_(rawFrames|gateway|furtherLink|modeBridge|sourceMode$|content)|" +
+		"TestAttack_(rawFrames|gateway|additionalLink|modeBridge|sourceMode$|content)|" +
 		"TestIdentity_(nodeARP|delayedRepliesWith)|" +
 		"TestQueues_(frames|limitShares|follow)|" +
 		"TestInventory_List|TestNode_(Attach|Detach|Read|Watch_reports|Manage_takesOver))" +
-		"|^TestForwardedByNode_throughVLANHasGuarantee$/^the_VLAN_is_created_later" +
+		"|^TestForwardedByNode_framesThroughVLANHaveGuarantee$/^the_VLAN_is_created_later" +
 		"|^TestAttack_kernelARPWithForeignAddress$/^of_a_sibling" +
 		"|^TestAttack_listedSenders$/^a_link_that_is_down"
 	quickStories = "^(grants|node|multiple-containers)$"

@@ -23,7 +23,7 @@ import (
 )
 
 // benchmarked are the numbers of shares that the benchmarks run with. What they report depends on the machine; the
-// messages that TestNode_messages_doNotDependOnShares counts do not.
+// messages that TestNode_messages_doNotDependOnShareCount counts do not.
 var benchmarked = []int{10, 1000, 3000}
 
 // BenchmarkAttach compares Node.Attach with the least netlink requests that create the
@@ -64,7 +64,7 @@ func BenchmarkRead(b *testing.B) {
 		var reads []time.Duration
 		for b.Loop() {
 			start := time.Now()
-			if _, err := node.ReadAndGuard(a); err != nil {
+			if _, err := node.ReadAndBlock(a); err != nil {
 				b.Fatal(err)
 			}
 			reads = append(reads, time.Since(start))

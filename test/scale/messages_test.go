@@ -51,11 +51,11 @@ func attachShare(n *testNode, pod *nstest.Namespace, a *netdev.Attachment) (err 
 }
 
 func readShare(n *testNode, _ *nstest.Namespace, a *netdev.Attachment) error {
-	_, err := n.ReadAndGuard(*a)
+	_, err := n.ReadAndBlock(*a)
 	return err
 }
 
-func TestNode_messages_doNotDependOnShares(t *testing.T) {
+func TestNode_messages_doNotDependOnShareCount(t *testing.T) {
 	node := newTestNode(t)
 	first := map[string]rtnl.Counts{}
 	for _, shares := range []int{10, 3000} {
@@ -138,7 +138,7 @@ func TestNode_Inspect_allocatesNothingPerShare(t *testing.T) {
 }
 
 // A pod that sets its link down and up in a loop must not make the node list the links of all namespaces.
-func TestNode_Inspect_ofLinkThatWasDown(t *testing.T) {
+func TestNode_Inspect_linkThatWasDown(t *testing.T) {
 	node := newTestNode(t)
 	node.fill(300)
 	pod := nstest.New(t)
@@ -155,7 +155,7 @@ func TestNode_Inspect_ofLinkThatWasDown(t *testing.T) {
 		})
 	}
 	setLink(netlink.LinkSetDown)
-	if err := node.Guard(a); err != nil {
+	if err := node.UpdateBlocking(a); err != nil {
 		t.Fatal(err)
 	}
 	setLink(netlink.LinkSetUp) // and the node has not read the event yet

@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 raw=$(mktemp -d)
 trap 'rm -rf "$raw"' EXIT
-SCALE_PROFILES=$raw SCALE_SHARES=$1 go test -count=1 -v -timeout 30m -run TestProfile_ofPlugin ./test/crash >&2
+SCALE_PROFILES=$raw SCALE_SHARES=$1 go test -count=1 -v -timeout 30m -run TestProfile_plugin ./test/crash >&2
 top() { go tool pprof -top -nodecount=30 "$@" 2>/dev/null | grep -vE '^(File|Build ID|Time):'; }
 for period in attach restart rest loop; do
 	{

@@ -60,7 +60,7 @@ func TestLoad_namesInvalidNetworkFields(t *testing.T) {
 	}
 }
 
-func TestLoad_permitsNoForwardedClass(t *testing.T) {
+func TestLoad_acceptsZeroForwardedRate(t *testing.T) {
 	if _, err := Load([]byte(header + "networks: [{name: a, interfaces: [x], bandwidth: 1G, forwarded: 0}]")); err != nil {
 		t.Error(err)
 	}

@@ -14,7 +14,7 @@ import (
 // it is free. It waits at most twice as long as Assign would, because the kubelet retries only after 60 to 90 s
 // (v1.37). A pod's claims are prepared one after the other, so ctx limits their total.
 //
-// The node keeps the addresses that the claim names as long as used returns them as claimed. Of r.Owner, Acquire
+// The node keeps the addresses that the claim names as long as used returns them as namedByClaims. Of r.Owner, Acquire
 // reads only Claim.
 func (a *Allocator) Acquire(ctx context.Context, r Request, used func() (Used, error)) error {
 	items, err := a.pools.items(ctx, r)

@@ -20,7 +20,7 @@ import (
 // claim makes the records of the node contain a claim that names a reserved address, and acquires the address.
 func (n *testNode) claim(ctx context.Context, a *ipam.Allocator, i int, ip string) error {
 	address := netip.MustParseAddr(ip)
-	n.setClaimed(address, true)
+	n.setNamed(address, true)
 	return a.Acquire(ctx, ipam.Request{
 		Network: "storage", Reserved: []netip.Addr{address}, PodNamespace: "default",
 		Owner: ipam.Owner{Claim: owner(i).Claim},
@@ -29,17 +29,17 @@ func (n *testNode) claim(ctx context.Context, a *ipam.Allocator, i int, ip strin
 
 // unclaim removes the claim that names an address.
 func (n *testNode) unclaim(a *ipam.Allocator, ip string) {
-	n.setClaimed(netip.MustParseAddr(ip), false)
+	n.setNamed(netip.MustParseAddr(ip), false)
 	a.ClaimsChanged()
 }
 
-func (n *testNode) setClaimed(ip netip.Addr, claimed bool) {
+func (n *testNode) setNamed(ip netip.Addr, namedByClaims bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.claimed == nil {
-		n.claimed = map[ipam.Address]bool{}
+	if n.namedByClaims == nil {
+		n.namedByClaims = map[ipam.Address]bool{}
 	}
-	n.claimed[ipam.Address{Network: "storage", IP: ip}] = claimed
+	n.namedByClaims[ipam.Address{Network: "storage", IP: ip}] = namedByClaims
 }
 
 // acquireKept acquires the address that a pod keeps.
@@ -107,7 +107,7 @@ func TestAcquire_reservedOnUnknownNetwork(t *testing.T) {
 	}
 	stop()
 	n1.mu.Lock()
-	n1.claimed = map[ipam.Address]bool{{IP: netip.MustParseAddr(ip)}: true}
+	n1.namedByClaims = map[ipam.Address]bool{{IP: netip.MustParseAddr(ip)}: true}
 	n1.mu.Unlock()
 	n1.plugin(t.Context(), "p2", 50*time.Millisecond)
 	awaitMaintenance(t, api, "n1")
@@ -143,7 +143,7 @@ func TestAcquire_kept(t *testing.T) {
 }
 
 // Preparing claims without reserved or kept addresses does not change blocks.
-func TestAcquire_nothing(t *testing.T) {
+func TestAcquire_withoutReservedOrKeptAddresses(t *testing.T) {
 	api := newFakeAPI(addressPool("office", nil))
 	node := newNode(t, api, "n1")
 	a := node.plugin(t.Context(), "p1", time.Second)

@@ -63,8 +63,8 @@ type Allocator struct {
 	// withhold.
 	unreadable map[string]bool
 	withheld   map[Address]bool
-	// claimed are the addresses that prepared claims name; see Used.
-	claimed map[Address]bool
+	// namedByClaims are the addresses that prepared claims name; see Used.
+	namedByClaims map[Address]bool
 	// lost are the used addresses that none of this node's blocks has; see findLost.
 	lost Lost
 	// released maps addresses to when they were last released: the ones that have been free longest are assigned first.
@@ -125,9 +125,10 @@ type Used struct {
 	// Unreadable lists the paths of records that cannot be read. Their links may exist, with
 	// unknown addresses.
 	Unreadable []string
-	// Claimed are the addresses that prepared claims name. If the node has them, it keeps them even while no attachment
-	// uses them. If an address's network is unknown, Network is empty, and the node keeps the address on each network.
-	Claimed map[Address]bool
+	// NamedByClaims are the addresses that prepared claims name. If the node has them, it keeps them even while no
+	// attachment uses them. If an address's network is unknown, Network is empty, and the node keeps the address on
+	// each network.
+	NamedByClaims map[Address]bool
 }
 
 // Lost maps lost addresses, which attachments use although none of this node's blocks contains them, to the node that

@@ -70,7 +70,7 @@ func TestAssign_keepsAddressOfAttachment(t *testing.T) {
 	}
 }
 
-func TestAssign_reusesAddressThatWasReleasedFirst(t *testing.T) {
+func TestAssign_reusesLeastRecentlyReleasedAddress(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
 		s.Ranges, s.BlockSize = []string{"10.20.1.0/30"}, ptr.To(int32(4))
 	}))
@@ -97,7 +97,7 @@ func TestAssign_reusesAddressThatWasReleasedFirst(t *testing.T) {
 
 // During a rolling update, the older plugin detaches an attachment, and the newer one assigns the address to it again
 // before the older plugin has read the records.
-func TestAssign_addressThatAnotherPluginAssignedAgain(t *testing.T) {
+func TestAssign_addressReassignedByAnotherPlugin(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.1"} }))
 	node := newNode(t, api, "n1")
 	ctx, stop := context.WithCancel(t.Context())
@@ -117,7 +117,7 @@ func TestAssign_addressThatAnotherPluginAssignedAgain(t *testing.T) {
 	}
 }
 
-func TestAssign_releasesAddressIfItCannotBeRecorded(t *testing.T) {
+func TestAssign_releasesAddressIfRecordFails(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.1"} }))
 	node := newNode(t, api, "n1")
 	a := node.plugin(t.Context(), "p1", time.Second)
@@ -278,7 +278,7 @@ func TestAssign_refuses(t *testing.T) {
 
 // A user has written a block with invalid ranges. Nodes, including the node of that block, take no address
 // that it may mean, but take other addresses of the network.
-func TestAssign_nextToBlockWithInvalidRanges(t *testing.T) {
+func TestAssign_skipsBlockWithInvalidRanges(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
 		s.Ranges, s.BlockSize = []string{"10.20.1.0/29"}, ptr.To(int32(4))
 	}))
@@ -310,7 +310,7 @@ func TestAssign_nextToBlockWithInvalidRanges(t *testing.T) {
 // requests fail, some of them after the API server has carried them out, and plugins
 // restart. No two attachments ever have the same address, and at the end every address
 // can be assigned.
-func TestAssign_underFaultsNeverAssignsAddressTwice(t *testing.T) {
+func TestAssign_parallelNodesWithFaults(t *testing.T) {
 	const nodes, attachments = 6, 60
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
 		s.Ranges, s.BlockSize = []string{"10.20.1.0/26"}, ptr.To(int32(8))

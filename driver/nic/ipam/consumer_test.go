@@ -79,7 +79,7 @@ func TestAssign_keepsAddressOfPodOfStatefulSet(t *testing.T) {
 	}
 }
 
-func TestAssign_givesKeptAddressesToNoOtherPod(t *testing.T) {
+func TestAssign_skipsKeptAddressesOfOtherPods(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
 		s.Ranges, s.BlockSize = []string{"10.20.1.1-10.20.1.2"}, ptr.To(int32(1))
 	}))
@@ -223,7 +223,7 @@ func TestAssign_returnsUnusedAddressesOfLimitedPool(t *testing.T) {
 }
 
 // Pods move between nodes while requests fail and plugins are replaced. Each keeps its address.
-func TestAssign_underFaultsKeepsAddresses(t *testing.T) {
+func TestAssign_keepsAddressesDespiteFaults(t *testing.T) {
 	const pods, moves = 6, 120
 	api := newFakeAPI(addressPool("office", nil))
 	api.faults = rand.New(rand.NewPCG(1, 2))

@@ -78,8 +78,8 @@ func (f *fakeAPI) request(do func() error) error {
 
 func (f *fakeAPI) fault() bool { return f.faults != nil && f.faults.IntN(20) == 0 }
 
-// setGate sets what is called before each request for blocks.
-func (f *fakeAPI) setGate(gate func(operation string) error) {
+// setIntercept sets what is called before each request for blocks.
+func (f *fakeAPI) setIntercept(gate func(operation string) error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.gate = gate

@@ -251,7 +251,7 @@ func (n *faultyNode) act(ctx context.Context) {
 // Nodes assign single addresses and blocks of a small pool at the same time. Requests fail, some of them
 // after the API server has carried them out, plugins are killed before and after requests, and
 // nodes are lost. No two links ever have the same address, and at the end every address can be assigned.
-func TestAssign_neverTwiceUnderFaults(t *testing.T) {
+func TestAssign_randomFaults(t *testing.T) {
 	const addresses = 16
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {

@@ -36,9 +36,9 @@ type testNode struct {
 	records map[ipam.Owner]ipam.Assignment
 	// unreadable are the names of records that cannot be read.
 	unreadable []string
-	// claimed are the addresses that prepared claims name.
-	claimed map[ipam.Address]bool
-	lost    ipam.Lost // nil until OnLost was called
+	// namedByClaims are the addresses that prepared claims name.
+	namedByClaims map[ipam.Address]bool
+	lost          ipam.Lost // nil until OnLost was called
 }
 
 func newNode(t *testing.T, api *fakeAPI, name string) *testNode {
@@ -84,7 +84,9 @@ func (n *testNode) start(
 func (n *testNode) used() (ipam.Used, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	used := ipam.Used{Owners: map[ipam.Address]ipam.Owner{}, Unreadable: n.unreadable, Claimed: maps.Clone(n.claimed)}
+	used := ipam.Used{
+		Owners: map[ipam.Address]ipam.Owner{}, Unreadable: n.unreadable, NamedByClaims: maps.Clone(n.namedByClaims),
+	}
 	for owner, assignment := range n.records {
 		for _, p := range assignment.Addresses {
 			used.Owners[ipam.Address{Network: "storage", IP: p.Addr()}] = owner

@@ -65,7 +65,7 @@ func (a *Allocator) load(ctx context.Context, read nodeBlocks, used func() (Used
 	if err != nil {
 		return fmt.Errorf("write the name of the plugin that assigns addresses: %w", err)
 	}
-	a.blocks, a.used, a.claimed = blocks, recorded.Owners, recorded.Claimed
+	a.blocks, a.used, a.namedByClaims = blocks, recorded.Owners, recorded.NamedByClaims
 	if len(recorded.Unreadable) == 0 {
 		a.unreadable, a.withheld = nil, nil // the blocks were validated without them
 	}
@@ -102,7 +102,7 @@ func (a *Allocator) update(ctx context.Context, used func() (Used, error)) error
 		if err != nil {
 			return err
 		}
-		a.used, a.claimed = recorded.Owners, recorded.Claimed
+		a.used, a.namedByClaims = recorded.Owners, recorded.NamedByClaims
 		a.withhold(ctx, recorded.Unreadable)
 	}
 	a.mu.Lock()

@@ -21,7 +21,7 @@ import (
 
 // A plugin that was killed between the creation of its block and the check leaves a
 // block that may overlap another. Its successor does not use it.
-func TestLoad_deletesUnusedBlockThatOverlapsAnother(t *testing.T) {
+func TestLoad_deletesUnusedOverlappingBlock(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.0/30"} }))
 	for name, node := range map[string]string{"storage-4-0a140100": "n1", "storage-4-0a140101": "n2"} {
 		_, err := api.CreateBlock(t.Context(), &network.AddressBlock{
@@ -44,7 +44,7 @@ func TestLoad_deletesUnusedBlockThatOverlapsAnother(t *testing.T) {
 // Two nodes chose overlapping blocks at the same time. The plugin of n1 was killed before it could
 // compare its block with the others, and n2 uses the address: the creation times do not show which
 // node was first.
-func TestLoad_returnsUnusedAddressesThatAnotherBlockHas(t *testing.T) {
+func TestLoad_returnsUnusedDuplicateAddresses(t *testing.T) {
 	for _, name := range []string{"storage-4-0a140108", "storage-4-0a140110"} {
 		t.Run(name, func(t *testing.T) {
 			api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
@@ -77,7 +77,7 @@ func TestLoad_returnsUnusedAddressesThatAnotherBlockHas(t *testing.T) {
 
 // n1 uses an address of its block. The plugin of n2 was killed before it could compare its block,
 // which overlaps that of n1. Node n1 keeps the address that it uses, even if it reads its blocks first.
-func TestLoad_keepsUsedAddressesThatAnotherBlockHas(t *testing.T) {
+func TestLoad_keepsUsedDuplicateAddresses(t *testing.T) {
 	api := newFakeAPI(addressPool("office", nil))
 	n1, n2 := newNode(t, api, "n1"), newNode(t, api, "n2")
 	got, err := n1.assign(t.Context(), n1.plugin(t.Context(), "p1", time.Second), 1, "office")
@@ -106,7 +106,7 @@ func TestLoad_keepsUsedAddressesThatAnotherBlockHas(t *testing.T) {
 
 // A plugin was killed before it could compare its block, which it created to take back lost addresses, with that of
 // n2. Both blocks have an address that a link on n1 uses, and perhaps one on n2.
-func TestLoad_losesAddressesOfUncheckedBlockThatAnotherBlockHas(t *testing.T) {
+func TestLoad_losesDuplicateAddressesOfUncheckedBlock(t *testing.T) {
 	api := newFakeAPI(addressPool("office", nil))
 	node := newNode(t, api, "n1")
 	ctx, stop := context.WithCancel(t.Context())

@@ -232,8 +232,8 @@ func (a *Allocator) needed(b *block) *netipx.IPSet {
 	}
 	var set netipx.IPSetBuilder
 	b.each(func(address Address) {
-		claimed := a.claimed[address] || a.claimed[Address{IP: address.IP}]
-		if a.isInUse(address) || claimed || a.requested[requestKey{address: address}] > 0 {
+		namedByClaims := a.namedByClaims[address] || a.namedByClaims[Address{IP: address.IP}]
+		if a.isInUse(address) || namedByClaims || a.requested[requestKey{address: address}] > 0 {
 			set.Add(address.IP)
 		}
 	})

@@ -34,7 +34,7 @@ func TestAssign_doesNotNeedAPIServer(t *testing.T) {
 			}
 			returning, answer := make(chan struct{}), make(chan struct{})
 			var isReturning atomic.Bool
-			api.setGate(func(operation string) error { // the first request to return a block, and all later ones
+			api.setIntercept(func(operation string) error { // the first request to return a block, and all later ones
 				if operation == "delete" && isReturning.CompareAndSwap(false, true) {
 					close(returning)
 				}
@@ -46,7 +46,7 @@ func TestAssign_doesNotNeedAPIServer(t *testing.T) {
 				}
 				return errInjected
 			})
-			defer api.setGate(nil)
+			defer api.setIntercept(nil)
 			defer close(answer)
 			for i := 1; i < 9; i++ {
 				node.release(a, i)
@@ -77,7 +77,7 @@ func TestMaintenance_afterFailedReturn(t *testing.T) {
 	}
 	failed := make(chan struct{})
 	var once sync.Once
-	api.setGate(func(operation string) error {
+	api.setIntercept(func(operation string) error {
 		if operation != "delete" {
 			return nil
 		}
@@ -88,7 +88,7 @@ func TestMaintenance_afterFailedReturn(t *testing.T) {
 		node.release(a, i)
 	}
 	<-failed
-	api.setGate(nil)
+	api.setIntercept(nil)
 	eventually.Eventually(t, waitTimeout, "all addresses can be assigned again", func() error {
 		for i := range 8 {
 			if _, err := node.assign(t.Context(), a, 100+i, "office"); err != nil {
@@ -100,7 +100,7 @@ func TestMaintenance_afterFailedReturn(t *testing.T) {
 	checkUnique(t, node)
 }
 
-func TestAssign_endsWithItsContext(t *testing.T) {
+func TestAssign_stopsWhenContextEnds(t *testing.T) {
 	node := newNode(t, newFakeAPI(addressPool("office", nil)), "n1")
 	a := node.plugin(t.Context(), "p1", time.Second)
 	if _, err := node.assign(t.Context(), a, 1, "office"); err != nil {

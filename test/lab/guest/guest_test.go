@@ -67,7 +67,7 @@ func TestGuest_Wait_returnsMessageOfQEMU(t *testing.T) {
 	}
 }
 
-func TestGuest_ends(t *testing.T) {
+func TestGuest_stops(t *testing.T) {
 	cause := errors.New("too slow")
 	for _, tc := range []struct {
 		name string
@@ -93,7 +93,7 @@ func TestGuest_ends(t *testing.T) {
 	}
 }
 
-func TestGuest_endsWithItsStarter(t *testing.T) {
+func TestGuest_stopsWithParentProcess(t *testing.T) {
 	starter := exec.Command("/proc/self/exe")
 	starter.Env = append(os.Environ(), starterVariable+"=1")
 	stdout, err := starter.StdoutPipe()

@@ -44,7 +44,7 @@ func TestFetch_rejectsSelector(t *testing.T) {
 	}
 }
 
-func TestFromCache_choosesNewestComplete(t *testing.T) {
+func TestFromCache_choosesNewestCompleteKernel(t *testing.T) {
 	cache := t.TempDir()
 	for _, name := range []string{"linux-image-6.1.0-9-cloud-amd64_6.1.1-1", "linux-image-6.1.0-12-cloud-amd64_6.1.4-1"} {
 		boot := filepath.Join(cache, name, "boot")
