@@ -21,7 +21,7 @@ func (a *Allocator) Acquire(ctx context.Context, r Request, used func() (Used, e
 	if err != nil {
 		return err
 	}
-	a.rereadRecords.Store(true) // the claim is new
+	a.recordsStale.Store(true) // the claim is new
 	defer a.keepRequested(items)()
 	ctx, cancel := context.WithTimeout(ctx, 2*a.options.Wait)
 	defer cancel()
@@ -61,7 +61,7 @@ func (a *Allocator) isAttached(ctx context.Context, i item, claim string, used f
 	if !i.reserved.IsValid() {
 		return false, nil
 	}
-	if _, _, err = a.chooseReserved(i); errors.As(err, &emptyError{}) {
+	if _, _, err = a.chooseReserved(i); errors.As(err, &noFreeAddressError{}) {
 		err = nil
 	}
 	return false, err
@@ -70,6 +70,6 @@ func (a *Allocator) isAttached(ctx context.Context, i item, claim string, used f
 // ClaimsChanged makes the Allocator reread which addresses the prepared claims name, and return addresses that only
 // an unprepared claim named to their pools. Call it after a claim was unprepared.
 func (a *Allocator) ClaimsChanged() {
-	a.rereadRecords.Store(true)
+	a.recordsStale.Store(true)
 	a.askMaintenance()
 }

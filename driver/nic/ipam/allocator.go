@@ -71,16 +71,16 @@ type Allocator struct {
 	// It does not survive a restart.
 	released map[Address]time.Time
 
-	// mustRereadBlocks means that the node's blocks may differ from what the Allocator knows, such as after a failed
+	// blocksStale means that the node's blocks may differ from what the Allocator knows, such as after a failed
 	// request to change a block. The Allocator does not assign addresses that the request may have returned, and reads
 	// the blocks before it takes or returns others.
-	mustRereadBlocks atomic.Bool
-	// rereadRecords means that the records must be reread before an address is assigned or a block is returned.
-	rereadRecords atomic.Bool
+	blocksStale atomic.Bool
+	// recordsStale means that the records must be reread before an address is assigned or a block is returned.
+	recordsStale atomic.Bool
 
 	// mu protects the fields below, so that Release and Avoid do not wait for a node lock.
 	mu    sync.Mutex
-	ended []ended
+	ended []endedAddress
 	// deleted are the UIDs of this node's blocks that were deleted since forgetUnlessCurrent was called.
 	deleted map[types.UID]bool
 	// requested counts the requests in progress for a reserved address or for a consumer.
@@ -96,8 +96,8 @@ type requestKey struct {
 	consumer poolConsumer
 }
 
-// ended is an address from an attachment that has ended.
-type ended struct {
+// endedAddress is an address from an attachment that has ended.
+type endedAddress struct {
 	owner   Owner
 	address Address
 	at      time.Time
@@ -191,10 +191,12 @@ type item struct {
 	reserved netip.Addr
 }
 
-// emptyError is returned by choose if the node does not have an address for an item.
-type emptyError struct{ item item }
+// noFreeAddressError is returned by choose if the node does not have an address for an item.
+type noFreeAddressError struct{ item item }
 
-func (e emptyError) Error() string { return "the node has no free address of pool " + e.item.pool.Name }
+func (e noFreeAddressError) Error() string {
+	return "the node has no free address of pool " + e.item.pool.Name
+}
 
 // Assign assigns addresses, and calls record before another attachment can get them. It does not call record if the
 // request asks for nothing. used returns the addresses in the node's records. If record fails, the addresses are free
@@ -212,7 +214,7 @@ func (a *Allocator) Assign(
 	defer a.keepRequested(items)()
 	for {
 		err := a.assign(ctx, items, r.Owner, used, record)
-		var empty emptyError
+		var empty noFreeAddressError
 		if !errors.As(err, &empty) {
 			return err
 		}
@@ -242,7 +244,7 @@ func (a *Allocator) keepRequested(items []item) (end func()) {
 }
 
 // assign assigns addresses from the node's existing blocks, and calls record; see Assign. If they do not have a free
-// address for an item, it returns emptyError.
+// address for an item, it returns noFreeAddressError.
 func (a *Allocator) assign(
 	ctx context.Context, items []item, owner Owner, used func() (Used, error), record func(Assignment) error,
 ) error {
@@ -315,7 +317,7 @@ func (a *Allocator) choose(i item, owner Owner) (chosen netip.Addr, isNew bool, 
 		}
 	})
 	if !chosen.IsValid() {
-		return chosen, false, emptyError{i}
+		return chosen, false, noFreeAddressError{i}
 	}
 	return chosen, true, nil
 }
@@ -343,7 +345,7 @@ func (a *Allocator) chooseReserved(i item) (chosen netip.Addr, isNew bool, err e
 			"read: delete the pods of the claim that %s names", i.pool.Name, i.reserved, a.unreadableText())
 	}
 	if !a.has(address) {
-		return chosen, false, emptyError{i}
+		return chosen, false, noFreeAddressError{i}
 	}
 	return i.reserved, true, nil
 }
@@ -376,7 +378,7 @@ func (a *Allocator) Release(owner Owner, addresses ...Address) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, address := range addresses {
-		a.ended = append(a.ended, ended{owner, address, time.Now()})
+		a.ended = append(a.ended, endedAddress{owner, address, time.Now()})
 		a.askMaintenance()
 	}
 }

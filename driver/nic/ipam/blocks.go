@@ -132,14 +132,14 @@ func (a *Allocator) write(
 	logger := klog.FromContext(ctx).WithValues("addressPool", object.Spec.Pool, "block", object.Name)
 	if len(object.Spec.Ranges) == 0 {
 		if err := a.options.API.DeleteBlock(ctx, object); err != nil {
-			a.mustRereadBlocks.Store(true)
+			a.blocksStale.Store(true)
 			return nil, fmt.Errorf("delete AddressBlock %s: %w", object.Name, err)
 		}
 		logger.V(2).Info("Returned address block")
 		return nil, nil
 	}
 	if updated, err = a.options.API.UpdateBlock(ctx, object); err != nil {
-		a.mustRereadBlocks.Store(true)
+		a.blocksStale.Store(true)
 		return nil, fmt.Errorf("write the addresses of AddressBlock %s: %w", object.Name, err)
 	}
 	logger.V(2).Info("Wrote the addresses of a block", "ranges", object.Spec.Ranges)

@@ -150,7 +150,7 @@ func (a *Allocator) adopt(ctx context.Context, kept *network.AddressBlock) (*blo
 	taken, err := a.options.API.UpdateBlock(ctx, object)
 	if err != nil {
 		if !isOutdated(err) {
-			a.mustRereadBlocks.Store(true)
+			a.blocksStale.Store(true)
 		}
 		return nil, fmt.Errorf("take AddressBlock %s: %w", object.Name, err)
 	}
@@ -167,7 +167,7 @@ func (a *Allocator) returnKept(ctx context.Context, b *block) error {
 	object := b.object.DeepCopy()
 	object.Spec.Node, object.ResourceVersion = "", b.version
 	if _, err := a.options.API.UpdateBlock(ctx, object); err != nil && !apierrors.IsNotFound(err) {
-		a.mustRereadBlocks.Store(true)
+		a.blocksStale.Store(true)
 		return fmt.Errorf("return AddressBlock %s: %w", object.Name, err)
 	}
 	klog.FromContext(ctx).V(2).Info("Returned kept address", "addressPool", object.Spec.Pool,

@@ -86,10 +86,10 @@ func (a *Allocator) forgetEnded() {
 
 // read reads the records. If they change while it runs, the next update rereads them.
 func (a *Allocator) read(used func() (Used, error)) (Used, error) {
-	a.rereadRecords.Store(false)
+	a.recordsStale.Store(false)
 	recorded, err := used()
 	if err != nil {
-		a.rereadRecords.Store(true)
+		a.recordsStale.Store(true)
 		return recorded, fmt.Errorf("read which addresses are in use: %w", err)
 	}
 	return recorded, nil
@@ -97,7 +97,7 @@ func (a *Allocator) read(used func() (Used, error)) (Used, error) {
 
 // update updates the addresses in use from the records. The caller must have the allocation lock.
 func (a *Allocator) update(ctx context.Context, used func() (Used, error)) error {
-	if a.rereadRecords.Load() {
+	if a.recordsStale.Load() {
 		recorded, err := a.read(used)
 		if err != nil {
 			return err

@@ -81,18 +81,18 @@ func (a *Allocator) lockAllocationUnderBlockLock(
 	if unlock, err = a.allocation.lock(ctx); err != nil {
 		return nil, err
 	}
-	if a.forgetUnlessCurrent() && !a.mustRereadBlocks.Load() {
+	if a.forgetUnlessCurrent() && !a.blocksStale.Load() {
 		if err := a.update(ctx, used); err != nil {
 			unlock()
 			return nil, err
 		}
 		return unlock, nil
 	}
-	unlock()                        // assignments do not wait for the API server
-	a.mustRereadBlocks.Store(false) // before the blocks are read: what changes afterward sets it again
+	unlock()                   // assignments do not wait for the API server
+	a.blocksStale.Store(false) // before the blocks are read: what changes afterward sets it again
 	unlock, err = a.reload(ctx, used)
 	if err != nil {
-		a.mustRereadBlocks.Store(true)
+		a.blocksStale.Store(true)
 	}
 	return unlock, err
 }

@@ -93,7 +93,7 @@ func (a *Allocator) watchBlocks(ctx context.Context) {
 
 // readAgain requests maintenance, which then rereads the blocks.
 func (a *Allocator) readAgain() {
-	a.mustRereadBlocks.Store(true)
+	a.blocksStale.Store(true)
 	a.askMaintenance()
 }
 

@@ -67,10 +67,10 @@ func (a *Allocator) requestReread(ctx context.Context) {
 	}
 	defer unlock()
 	if len(a.blocks) > 0 { // without blocks, no address is in use that is not lost
-		a.rereadRecords.Store(true)
+		a.recordsStale.Store(true)
 	}
 	if len(a.lost)+len(a.unreadable) > 0 {
-		a.mustRereadBlocks.Store(true)
+		a.blocksStale.Store(true)
 	}
 }
 

@@ -35,23 +35,23 @@ const (
 	namedNodes = 3
 )
 
-// tryAgainError is an error that may go away if the same request is retried, such as when an address becomes free.
-type tryAgainError string
+// retryableError is an error that may go away if the same request is retried, such as when an address becomes free.
+type retryableError string
 
-func (e tryAgainError) Error() string { return string(e) }
+func (e retryableError) Error() string { return string(e) }
 
 const (
-	errExhausted tryAgainError = "all addresses are assigned"
+	errExhausted retryableError = "all addresses are assigned"
 	// errElsewhere means that another node's block has a reserved address.
-	errElsewhere tryAgainError = "another node has the reserved address"
+	errElsewhere retryableError = "another node has the reserved address"
 	// errInUse means that a pod on this node uses a reserved address.
-	errInUse tryAgainError = "the reserved address is in use"
+	errInUse retryableError = "the reserved address is in use"
 	// errKeptInUse means that another link uses the address that a pod keeps.
-	errKeptInUse tryAgainError = "the address that the pod keeps is in use"
+	errKeptInUse retryableError = "the address that the pod keeps is in use"
 	// errLimit means that the pod's namespace has as many addresses as the pool permits.
-	errLimit tryAgainError = "the namespace has all addresses that it can have"
+	errLimit retryableError = "the namespace has all addresses that it can have"
 	// errConflict means that another node took overlapping addresses at the same time.
-	errConflict tryAgainError = "other nodes took the addresses at the same time"
+	errConflict retryableError = "other nodes took the addresses at the same time"
 )
 
 // takeOrWait takes a block for an item. If no address is free, it waits up to Options.Wait for other nodes to return
@@ -69,7 +69,7 @@ func retry(ctx context.Context, try func() error) error {
 	var last error // of a try that reached the API server
 	for {
 		err := try()
-		var again tryAgainError
+		var again retryableError
 		switch {
 		case errors.As(err, &again):
 			last = err
@@ -163,7 +163,7 @@ func (a *Allocator) takeNew(
 func (a *Allocator) add(ctx context.Context, taken *block) error {
 	unlock, err := a.allocation.lock(ctx)
 	if err != nil {
-		a.mustRereadBlocks.Store(true) // the next read of the blocks finds this one
+		a.blocksStale.Store(true) // the next read of the blocks finds this one
 		return err
 	}
 	defer unlock()
@@ -222,7 +222,7 @@ func (a *Allocator) create(
 		return nil, errConflict
 	}
 	if err != nil {
-		a.mustRereadBlocks.Store(true)
+		a.blocksStale.Store(true)
 		return nil, fmt.Errorf("create AddressBlock %s: %w", object.Name, err)
 	}
 	_, blocks, err := a.assignedSet(ctx, pool)
