@@ -37,8 +37,8 @@ const volatile __u8 dra_shared_sockets_need_routes = 1;
 // Reports whether the socket of a frame belongs to its sender. A frame keeps its socket when a pod receives it and
 // sends it again: through a bridge or a redirect, after which it has arrived at a link of the pod, through a tunnel,
 // whose route is one of the pod, or through a link that makes it look like a frame that has not arrived, such as ipvlan
-// for multicast. A link that releases routes, such as a bridge, hides the route. So Internet sockets need one, and
-// those of packet sockets need one in a tunnel.
+// for multicast. A link that releases routes, such as a bridge, removes the route. So a frame of an Internet socket
+// needs a route, and so does a frame of a packet socket in a tunnel.
 static __always_inline int has_own_socket(struct __sk_buff *context, int has_cookie, __u64 cookie, int reads_routes)
 {
 	struct bpf_sock *sk = context->sk;

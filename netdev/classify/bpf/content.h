@@ -112,7 +112,7 @@ static __always_inline __u32 check_arp(struct __sk_buff *skb, const struct frame
 	__u64 sender;
 	__u32 address;
 
-	// A sender without an address asks whether another host has the target (RFC 5227), which claims it.
+	// A frame without a sender address is a probe (RFC 5227): the sender intends to use the target address.
 	if (bpf_skb_load_bytes(skb, offset, words, sizeof(struct arp)))
 		return REASON_ARP;
 	if ((words[0] & 0xffffffffffffULL) != 0x040600080100ULL)
@@ -262,7 +262,7 @@ struct upper {
 
 #define UPPER_EXTENDED 1 // extension headers precede it
 #define UPPER_REST 2     // it is in an earlier fragment
-#define UPPER_HIDDEN 4   // there are too many headers, or the protocol belongs to a header behind the packet
+#define UPPER_HIDDEN 4   // there are too many headers, or the upper header starts after the end of the packet
 
 #define EXTENSIONS 6 // headers before the upper layer
 
@@ -443,7 +443,7 @@ static __always_inline __u32 check_ipv6(struct __sk_buff *skb, const struct fram
 	return check_nd(skb, frame, type);
 }
 
-// Reports whether a frame is a router advertisement, or hides behind its headers whether it is one. The kernel
+// Reports whether a frame is a router advertisement, or has headers that prevent this from being known. The kernel
 // removes the first tag of a frame before the program sees it, and further ones with VLAN 0 in the pod.
 static __always_inline int is_advertisement(struct __sk_buff *skb, const struct frame *frame)
 {

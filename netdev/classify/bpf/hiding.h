@@ -63,7 +63,7 @@ static __always_inline int is_listed(struct __sk_buff *context, __u64 source)
 	bpf_probe_read_kernel(&first, sizeof(first), port + dra_shared_port_senders + bucket * sizeof(first));
 	if (!first)
 		return 0;
-	// The data can be those of another handler of the NIC, such as a bridge.
+	// The pointer may belong to another receive handler of the NIC, such as a bridge's.
 	bpf_probe_read_kernel(&device, sizeof(device), port + dra_shared_port_device);
 	return device == (__u64)(bpf_cast_to_kern_ctx ? skb->dev : BPF_CORE_READ(skb, dev));
 }

@@ -44,8 +44,8 @@ static __always_inline __u32 check_other(struct __sk_buff *skb, struct frame *fr
 
 	if (frame->own) {
 		// The node sends it, or forwards it. Without a route of the node, a frame of
-		// another namespace is one that a pod sends through its link. Such a namespace
-		// can be one that a pod has made, and need not have a link of a share. On a NIC
+		// another namespace is one that a pod sends through its link. A pod may have
+		// created that namespace, and it may not contain a link of a share. On a NIC
 		// that forwards for the cluster network, it can also be a frame of the pod of a
 		// share that the node forwards with its socket.
 		if ((!tenant || frame->nic->forwarded) && (!frame->is_foreign || frame->routed))

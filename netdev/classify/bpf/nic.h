@@ -85,8 +85,8 @@ struct {
 } dra_shared_rx SEC(".maps");
 
 // How many frames of a NIC the programs have seen, on each CPU. The plugin compares
-// the numbers with those of the NIC, because programs in front of these can keep
-// frames from them.
+// the numbers with those of the NIC, because programs that run earlier can take
+// frames before these see them.
 struct counts {
 	__u64 sent;
 	__u64 received;

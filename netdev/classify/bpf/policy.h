@@ -64,7 +64,7 @@ struct policy {
 	__u8 forwarding; // whether pods may forward frames
 	__u8 autoconf;   // whether links receive router advertisements
 	__u8 subnets;    // whether a link without addresses may use only addresses in dra_shared_subnets
-	__u8 guarded;    // whether received frames get the source address hidden
+	__u8 guarded;    // whether the source address of received frames is replaced
 	// The programs do not use the first two bytes, in which the plugin keeps the length of its timer for guarded. The
 	// others keep the size of the value: plugins of other releases open the same pinned map.
 	__u8 unused[ETH_ALEN];
