@@ -107,16 +107,15 @@ func (w *nodeWatch) run(ctx context.Context, uid types.UID) error {
 
 // follow watches the Node until the API server ends the watch.
 func (w *nodeWatch) follow(ctx context.Context) error {
-	name := w.name
 	nodes := w.client.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
 	// With this resource version, the watch begins with the current Node, without requiring permission to list Nodes,
 	// and the API server answers from its cache.
 	stream, err := nodes.Watch(ctx, metav1.ListOptions{
 		ResourceVersion: "0",
-		FieldSelector:   fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
+		FieldSelector:   fields.OneTermEqualSelector(metav1.ObjectNameField, w.name).String(),
 	})
 	if err != nil {
-		return fmt.Errorf("watch Node %s: %w", name, err)
+		return fmt.Errorf("watch Node %s: %w", w.name, err)
 	}
 	defer stream.Stop()
 	w.degradations.end(v1alpha1.DegradedNodeNotWatched)
@@ -137,17 +136,16 @@ func (w *nodeWatch) follow(ctx context.Context) error {
 
 // handle returns an error if the watch failed, or if the Node has a new UID.
 func (w *nodeWatch) handle(ctx context.Context, event watch.Event) error {
-	name := w.name
 	switch event.Type {
 	case watch.Error:
-		return fmt.Errorf("watch Node %s: %w", name, apierrors.FromObject(event.Object))
+		return fmt.Errorf("watch Node %s: %w", w.name, apierrors.FromObject(event.Object))
 	case watch.Added, watch.Modified:
 	default: // a deleted Node has no new UID yet
 		return nil
 	}
 	node, err := meta.Accessor(event.Object)
 	if err != nil {
-		return fmt.Errorf("watch Node %s: %w", name, err)
+		return fmt.Errorf("watch Node %s: %w", w.name, err)
 	}
 	uid := node.GetUID()
 	if w.uid == "" {
@@ -162,11 +160,11 @@ func (w *nodeWatch) handle(ctx context.Context, event watch.Event) error {
 	case apierrors.IsNotFound(err): // it is being registered again
 		return nil
 	case err != nil:
-		return fmt.Errorf("read Node %s: %w", name, err)
+		return fmt.Errorf("read Node %s: %w", w.name, err)
 	case uid == "" || uid == w.uid:
 		return nil
 	}
-	return fmt.Errorf("the Node %s was deleted and registered again: its UID is %s, and was %s: %w", name, uid, w.uid,
+	return fmt.Errorf("the Node %s was deleted and registered again: its UID is %s, and was %s: %w", w.name, uid, w.uid,
 		errNodeReplaced)
 }
 
