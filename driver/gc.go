@@ -155,8 +155,12 @@ func (gc *garbageCollector) claimRecords(ctx context.Context) (orphans []Orphan,
 		}
 		orphans = append(orphans, Orphan{
 			Description: fmt.Sprintf("record of claim %s/%s, UID %s", recorded.Namespace, recorded.Name, recorded.UID),
-			Remove:      func(ctx context.Context) error { return gc.removeClaim(ctx, recorded.UID) },
-			grace:       gc.graceOf(recorded),
+			Remove: func(ctx context.Context) error {
+				logger := klog.FromContext(ctx).WithValues("claim", klog.KRef(recorded.Namespace, recorded.Name),
+					"claimUID", recorded.UID)
+				return gc.removeClaim(klog.NewContext(ctx, logger), recorded.UID)
+			},
+			grace: gc.graceOf(recorded),
 		})
 	}
 	return orphans, failed

@@ -45,6 +45,7 @@ func (d *Driver) PrepareResourceClaims(
 		})
 		d.metrics.observe(operationPrepare, start, err)
 		if err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to prepare claim")
 			results[claim.UID] = kubeletplugin.PrepareResult{
 				Err: fmt.Errorf("prepare claim %s/%s: %w", claim.Namespace, claim.Name, err),
 			}

@@ -33,6 +33,7 @@ func (d *Driver) UnprepareResourceClaims(
 		start := time.Now()
 		err := d.locks.withClaim(ctx, claim.UID, func(ctx context.Context) error { return d.unprepareClaim(ctx, claim) })
 		if err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to unprepare claim")
 			err = fmt.Errorf("unprepare claim %s/%s: %w", claim.Namespace, claim.Name, err)
 		}
 		d.metrics.observe(operationUnprepare, start, err)
@@ -93,7 +94,9 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 	d.reporter.written.Forget(claim.UID)
 	d.failures.forget(shares)
 	d.detachments.forget(claim.UID)
-	klog.FromContext(ctx).V(2).Info("Unprepared claim", "shareCount", len(shares))
+	if len(shares) > 0 { // otherwise the claim was not prepared
+		klog.FromContext(ctx).V(2).Info("Unprepared claim", "shareCount", len(shares))
+	}
 	return nil
 }
 

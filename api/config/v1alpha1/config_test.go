@@ -98,7 +98,7 @@ func TestLoad_invalidNetwork(t *testing.T) {
 		{"name that is not a DNS label", `[{name: A_b, interfaces: [x]}]`, `networks[0].name: Invalid value: "A_b"`},
 		{"duplicate field", `[{name: a, interfaces: [x], shares: 1, shares: 2}]`, `key "shares" already set in map`},
 		{"string in place of a number", `[{name: a, interfaces: [x], shares: "1"}]`,
-			`networks.shares: got a string, want a int32: does the value lack quotes`},
+			`networks.shares: got a string, want an integer (int32): does the value lack quotes`},
 		{"duplicate name", `[{name: a, interfaces: [x]}, {name: a, interfaces: [z]}]`,
 			`networks[1].name: Duplicate value: "a"`},
 		{"no interfaces", `[{name: a}]`, `networks[0].interfaces: Required value: name at least one NIC`},

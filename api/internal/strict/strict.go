@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -18,8 +19,8 @@ import (
 // and duplicate fields, it lists them, followed by the valid fields, if given.
 func Explain(err error, validFields ...string) error {
 	if wrongType, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		return fmt.Errorf("%s: got a %s, want a %s: does the value lack quotes, or have too many?",
-			wrongType.Field, wrongType.Value, wrongType.Type)
+		return fmt.Errorf("%s: got %s %s, want %s: does the value lack quotes, or have too many?",
+			wrongType.Field, article(wrongType.Value), wrongType.Value, typeName(wrongType.Type))
 	}
 	strict, ok := runtime.AsStrictDecodingError(err)
 	if !ok {
@@ -33,4 +34,28 @@ func Explain(err error, validFields ...string) error {
 		problems = append(problems, "valid fields are "+strings.Join(validFields, ", "))
 	}
 	return errors.New(strings.Join(problems, "; "))
+}
+
+// article returns the indefinite article of a JSON type, such as array.
+func article(jsonType string) string {
+	if strings.HasPrefix(jsonType, "array") || strings.HasPrefix(jsonType, "object") {
+		return "an"
+	}
+	return "a"
+}
+
+// typeName describes the JSON values that a Go type accepts.
+func typeName(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Bool:
+		return "a bool"
+	case reflect.String:
+		return "a string"
+	case reflect.Slice, reflect.Array:
+		return "an array"
+	case reflect.Map, reflect.Struct:
+		return "an object"
+	default: // a number: the API does not have other types
+		return "an integer (" + t.String() + ")"
+	}
 }
